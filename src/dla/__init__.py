@@ -1,0 +1,22 @@
+"""Dynamic Linear Attention: linear attention with a bounded list of states as memory, cut where the content changes."""
+
+from dla.ops import (
+    Segmentation,
+    deviation_bound,
+    dynamic_linear_attention,
+    linear_attention,
+    log_linear_attention,
+    segment,
+)
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "dynamic_linear_attention",
+    "log_linear_attention",
+    "linear_attention",
+    "segment",
+    "Segmentation",
+    "deviation_bound",
+    "__version__",
+]

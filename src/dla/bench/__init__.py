@@ -1,0 +1,1 @@
+"""Benchmarks, and the streams they run on."""

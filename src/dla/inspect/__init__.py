@@ -1,0 +1,1 @@
+"""What the memory did: views of a segmentation."""

@@ -1,0 +1,20 @@
+"""Operators on tensors: dynamic, log-linear and linear attention; nothing here knows about models."""
+
+from dla.ops.attention import dynamic_linear_attention, linear_attention, log_linear_attention
+from dla.ops.segmentation import Segmentation, segment
+from dla.ops.state import DynamicState, LinearState, LogLinearState, State, load_state
+from dla.ops.theory import deviation_bound
+
+__all__ = [
+    "DynamicState",
+    "LinearState",
+    "LogLinearState",
+    "Segmentation",
+    "State",
+    "deviation_bound",
+    "dynamic_linear_attention",
+    "linear_attention",
+    "load_state",
+    "log_linear_attention",
+    "segment",
+]

@@ -1,0 +1,214 @@
+"""The chunked backend: decisions by the scan, everything else by matmuls on chunks."""
+
+import torch
+from torch import Tensor
+
+from dla.ops.engine import ChunkedAttention, Engine, Inputs
+from dla.ops.gate import soft_gate
+from dla.ops.grid import Grid, chunk_length
+from dla.ops.layout import Layout, compute_dtype
+from dla.ops.memories import DynamicMemory, LogLinearMemory, SingleMemory
+from dla.ops.rules import Rules
+from dla.ops.scan import Scan, empty_state, scan
+from dla.ops.segmentation import Segmentation
+from dla.ops.state import DynamicState, LinearState, LogLinearState, TokenState
+from dla.ops.step import advance, read
+from dla.ops.unbounded import as_bounded, token_state
+
+
+@torch.compiler.disable
+def linear(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor | None,
+    beta: Tensor | None,
+    *,
+    layout: Layout,
+    scale: float,
+    state: LinearState | None,
+    wants_state: bool,
+) -> tuple[Tensor, LinearState | None]:
+    grid = Grid(layout, chunk_length(layout), v.device)
+    engine = Engine(grid, SingleMemory(), compute_dtype(v.dtype), scale)
+    carry = _empty_carry(k, v, layout, 1) if state is None else state.matrix[grid.rows, :, None]
+    o, (matrix,) = _attend(engine, layout, [carry], q, k, v, g=g, beta=beta)
+    if not wants_state:
+        return o, None
+    return o, LinearState(matrix=_unsort(matrix, grid)[:, :, 0].contiguous(), length=_length(layout, state, v))
+
+
+@torch.compiler.disable
+def log_linear(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    lam: Tensor,
+    g: Tensor | None,
+    beta: Tensor | None,
+    *,
+    layout: Layout,
+    scale: float,
+    state: LogLinearState | None,
+    wants_state: bool,
+) -> tuple[Tensor, LogLinearState | None]:
+    start = torch.zeros(layout.sequences, dtype=torch.int64, device=v.device) if state is None else state.length
+    end = _length(layout, state, v)
+    chunk = chunk_length(layout)
+    grid = Grid(layout, chunk, v.device, lead=(start % chunk).tolist())
+    memory = LogLinearMemory(start, end - start, lam.shape[-1])
+    carry = _empty_carry(k, v, layout, memory.rows)
+    if state is not None:
+        rows = min(memory.rows, state.levels.shape[2])
+        carry[:, :, :rows] = state.levels[grid.rows, :, :rows]
+    engine = Engine(grid, memory, compute_dtype(v.dtype), scale)
+    o, (levels,) = _attend(engine, layout, [carry], q, k, v, lam=lam, g=g, beta=beta)
+    if not wants_state:
+        return o, None
+    width = max((n.bit_length() for n in end.tolist()), default=0)
+    return o, LogLinearState(levels=_unsort(levels, grid)[:, :, :width].contiguous(), length=end)
+
+
+@torch.compiler.disable
+def dynamic(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    lam: Tensor,
+    g: Tensor | None,
+    beta: Tensor | None,
+    *,
+    layout: Layout,
+    rules: Rules,
+    slot_order: str,
+    route: Tensor | None,
+    temperature: float | None,
+    scale: float,
+    segmentation: Segmentation | None,
+    state: DynamicState | None,
+    wants_state: bool,
+    inplace: bool,
+) -> tuple[Tensor, DynamicState | None]:
+    given = None
+    if segmentation is not None:
+        given = tuple(layout.flat(x) for x in (segmentation.score, segmentation.boundary, segmentation.merged))
+    if _is_decoding(layout, state, q, k, v, lam, g, beta, route):
+        assert state is not None
+        return _decode(q, k, v, lam, g, beta, rules, slot_order, route, scale, given, state, inplace)
+    soft = temperature is not None
+    scanned = scan(k, v, g, beta, layout=layout, rules=rules, state=state, given=given, wants_reads=soft)
+    gate = None
+    if temperature is not None:
+        gate = soft_gate(k, v, beta, scanned, layout=layout, rules=rules, temperature=temperature)
+    bounded, boundary, merged = as_bounded(
+        state,
+        scanned,
+        layout,
+        rules,
+        width=lam.shape[-1],
+        recency=slot_order == "recency",
+        routed=route is not None,
+        shape=(layout.sequences, v.shape[2], k.shape[3], v.shape[3]),
+        dtype=compute_dtype(v.dtype),
+    )
+    grid = Grid(layout, chunk_length(layout), v.device)
+    offsets = torch.tensor(layout.offsets, dtype=torch.int64, device=v.device)
+    capacity = bounded.matrices.shape[2]
+    memory = DynamicMemory(boundary, merged, bounded.size, offsets, capacity, soft)
+    engine = Engine(grid, memory, compute_dtype(v.dtype), scale, recency=slot_order == "recency")
+    carry = [_newest_first(bounded.dense(), bounded.size)[grid.rows]]
+    if soft:
+        carry[0] = torch.cat([torch.zeros_like(carry[0][:, :, :1]), carry[0]], 2)
+    keys = bounded.chronological_keys()
+    if keys is not None:
+        carry.append(_newest_first(keys, bounded.size)[grid.rows])
+    o, carry = _attend(engine, layout, carry, q, k, v, lam=lam, g=g, beta=beta, gate=gate, route=route)
+    if not wants_state:
+        return o, None
+    if rules.capacity is None:
+        assert state is None or isinstance(state, TokenState)
+        return o, token_state(k, v, g, beta, scanned, layout, state, route is not None)
+    return o, _final_state(carry, scanned, grid, _length(layout, state, v))
+
+
+def _attend(
+    engine: Engine,
+    layout: Layout,
+    carry: list[Tensor],
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    lam: Tensor | None = None,
+    g: Tensor | None = None,
+    beta: Tensor | None = None,
+    gate: Tensor | None = None,
+    route: Tensor | None = None,
+) -> tuple[Tensor, list[Tensor]]:
+    """Run the engine on [B, T, ...] inputs (the gate is flat already): outputs [B, T, H, dv] and the last carry."""
+    flat = [None if x is None else layout.flat(x) for x in (q, k, v, lam, g, beta)]
+    tensors = [*flat, gate, None if route is None else layout.flat(route)]
+    engine.fit(Inputs(*tensors))  # type: ignore[arg-type]
+    keeps = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors)
+    o, *after = ChunkedAttention.apply(engine, keeps, [c.detach() for c in carry], *tensors)
+    return layout.unflat(o), after
+
+
+def _is_decoding(layout: Layout, state: DynamicState | None, *inputs: Tensor | None) -> bool:
+    if state is None or isinstance(state, TokenState) or layout.time != 1 or layout.packed:
+        return False
+    return not (torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in inputs))
+
+
+def _decode(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    lam: Tensor,
+    g: Tensor | None,
+    beta: Tensor | None,
+    rules: Rules,
+    slot_order: str,
+    route: Tensor | None,
+    scale: float,
+    given: tuple[Tensor, ...] | None,
+    state: DynamicState,
+    inplace: bool,
+) -> tuple[Tensor, DynamicState]:
+    """One token a sequence, on the states themselves."""
+    dtype, group = compute_dtype(v.dtype), v.shape[2] // k.shape[2]
+    q, k = (x[:, 0].repeat_interleave(group, 1).to(dtype) for x in (q, k))
+    v_t, lam = v[:, 0].to(dtype), lam[:, 0].to(dtype)
+    g, beta, route = (None if x is None else x[:, 0].to(dtype) for x in (g, beta, route))
+    state = state if inplace else state.clone()
+    advance(state, k, v_t, g, beta, rules, given)  # type: ignore[arg-type]
+    return read(state, q, lam, route, slot_order, scale)[:, None].to(v.dtype), state
+
+
+def _final_state(carry: list[Tensor], scanned: Scan, grid: Grid, length: Tensor) -> DynamicState:
+    matrices = _newest_first(_unsort(carry[0], grid), scanned.size)  # its own inverse
+    keys = _newest_first(_unsort(carry[1], grid), scanned.size) if len(carry) > 1 else None
+    return DynamicState.chronological(matrices, scanned.size, scanned.count, scanned.info, keys, length)
+
+
+def _newest_first(x: Tensor, size: Tensor) -> Tensor:
+    """Reverse the first ``size`` [N, H] entries of x [N, H, K, ...]; the rest are zero."""
+    index = size[..., None] - 1 - torch.arange(x.shape[2], device=x.device)
+    index, live = index.clamp_min(0), index >= 0
+    tail = [1] * (x.dim() - 3)
+    taken = x.gather(2, index.view(*index.shape, *tail).expand(x.shape))
+    return taken.masked_fill(~live.view(*live.shape, *tail), 0)
+
+
+def _unsort(x: Tensor, grid: Grid) -> Tensor:
+    """Rows of the grid back to the order of the sequences."""
+    return torch.empty_like(x).index_copy_(0, grid.rows, x)
+
+
+def _empty_carry(k: Tensor, v: Tensor, layout: Layout, rows: int) -> Tensor:
+    shape = (layout.sequences, v.shape[2], rows, k.shape[3], v.shape[3])
+    return torch.zeros(shape, dtype=compute_dtype(v.dtype), device=v.device)
+
+
+def _length(layout: Layout, state: LinearState | LogLinearState | DynamicState | None, v: Tensor) -> Tensor:
+    length = torch.tensor(layout.lengths, dtype=torch.int64, device=v.device)
+    return length if state is None else state.length + length

@@ -1,0 +1,317 @@
+// The memory's decisions, token by token: scores, boundaries and merges of every head (see dla/ops/scan.py).
+// Plain C interface, called through ctypes. Independent heads run on threads; each head is one sequential scan.
+#include <algorithm>
+#include <atomic>
+#include <cmath>
+#include <cstdint>
+#include <thread>
+#include <vector>
+
+// Hot loops are compiled for several instruction sets and chosen at load time.
+#if defined(__x86_64__) && defined(__linux__) && defined(__GNUC__) && !defined(__clang__)
+#define CLONES __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
+#else
+#define CLONES
+#endif
+#define INLINE inline __attribute__((always_inline))
+
+struct ScanArgs {
+    int64_t sequences, heads, key_heads, dk, dv;
+    int64_t capacity;  // 0: never merge
+    int64_t block;     // 0: boundaries by score
+    int64_t merge;     // 0 density, 1 similarity, 2 ward
+    int64_t score;     // 0 token, 1 state
+    int64_t decide;    // 0: score, boundary and merged are given
+    int64_t threads;
+    double tau;
+    const int64_t *offset, *length;   // [N] on the flat token axis
+    const void *k, *v, *g, *beta;     // [T, Hk, dk], [T, H, dv], [T, H] or null, [T, H] or null
+    int64_t carried;                  // states a head in the carried memory (K of the arrays below), 0: none
+    const void *matrices;             // [N, H, carried, dk, dv] oldest first
+    const int64_t *size0, *count0, *position0;  // [N, H], [N, H, carried], [N]
+    const double *info0;              // [N, H, carried]
+    void *score_io;                   // [T, H]
+    uint8_t *boundary_io;             // [T, H]
+    int64_t *merged_io;               // [T, H]
+    int64_t *size, *count;            // [N, H], [N, H, capacity]; unused without a capacity
+    double *info;                     // [N, H, capacity]
+    void *state_k, *state_v, *norm;   // [T, H, dv], [T, H, dk], [T, H] or null: S^T k, S v, |S| before each step
+};
+
+template <class T> INLINE double dot_body(const T *a, const T *b, int64_t n) {
+    double total = 0;
+    int64_t i = 0;
+    for (; i + 64 <= n; i += 64) {  // short runs of lanes, summed up in double
+        T lane[16] = {};
+        for (int64_t j = 0; j < 64; j += 16)
+            for (int64_t l = 0; l < 16; ++l) lane[l] += a[i + j + l] * b[i + j + l];
+        for (int64_t l = 0; l < 16; ++l) total += lane[l];
+    }
+    for (; i < n; ++i) total += double(a[i]) * double(b[i]);
+    return total;
+}
+// y = S^T k
+template <class T> INLINE void read_body(const T *S, const T *k, T *y, int64_t dk, int64_t dv) {
+    for (int64_t j = 0; j < dv; ++j) y[j] = 0;
+    for (int64_t i = 0; i < dk; ++i) {
+        const T ki = k[i];
+        const T *row = S + i * dv;
+        for (int64_t j = 0; j < dv; ++j) y[j] += ki * row[j];
+    }
+}
+// S = a S + k w^T; returns |S|^2
+template <class T> INLINE double update_body(T *S, T a, const T *k, const T *w, T *square, int64_t dk, int64_t dv) {
+    for (int64_t j = 0; j < dv; ++j) square[j] = 0;
+    for (int64_t i = 0; i < dk; ++i) {
+        const T ki = k[i];
+        T *row = S + i * dv;
+        for (int64_t j = 0; j < dv; ++j) {
+            const T x = a * row[j] + ki * w[j];
+            row[j] = x;
+            square[j] += x * x;
+        }
+    }
+    double total = 0;
+    for (int64_t j = 0; j < dv; ++j) total += square[j];
+    return total;
+}
+// A = a A + b B
+template <class T> INLINE void add_body(T *A, T a, const T *B, T b, int64_t n) {
+    for (int64_t i = 0; i < n; ++i) A[i] = a * A[i] + b * B[i];
+}
+
+#define KERNELS(T)                                                                                                     \
+    CLONES static double dot(const T *a, const T *b, int64_t n) { return dot_body(a, b, n); }                          \
+    CLONES static void read(const T *S, const T *k, T *y, int64_t dk, int64_t dv) { read_body(S, k, y, dk, dv); }      \
+    CLONES static double update(T *S, T a, const T *k, const T *w, T *q, int64_t dk, int64_t dv) {                     \
+        return update_body(S, a, k, w, q, dk, dv);                                                                     \
+    }                                                                                                                  \
+    CLONES static void add(T *A, T a, const T *B, T b, int64_t n) { add_body(A, a, B, b, n); }
+KERNELS(float)
+KERNELS(double)
+
+static double clamp(double cos) { return cos > 1 ? 1 : cos < -1 ? -1 : cos; }  // keeps NaN
+
+// The oldest pair among those that tie for the smallest finite cost.
+static int64_t cheapest_pair(const std::vector<double> &cost) {
+    double least = INFINITY, largest = 0;
+    for (double c : cost)
+        if (std::isfinite(c)) least = std::min(least, c), largest = std::max(largest, std::fabs(c));
+    const double limit = least + 1e-6 * largest;
+    for (size_t i = 0; i < cost.size(); ++i)
+        if (std::isfinite(cost[i]) && cost[i] <= limit) return int64_t(i);
+    return 0;
+}
+
+// A state that is no longer current. Its matrix is as of token `since`; transitions after that are pending:
+// scalar decays in `factor`, delta-rule ones in the token log.
+struct Past {
+    int64_t row;    // of the matrix store
+    int64_t since;  // first token whose transition is not yet in the matrix
+    double factor;  // decays not yet in the matrix
+    double square;  // |matrix|^2
+    double next;    // <matrix, matrix of the next state>
+};
+
+template <class T> struct Head {
+    const ScanArgs &args;
+    const int64_t n, h, dk, dv, size_matrix;
+    const bool wants_current, wants_pasts;
+    std::vector<int64_t> count;  // per state, oldest first, the current one last
+    std::vector<double> info, cost;
+    std::vector<T> S, y, w, square, store;  // the current state; scratch; matrices of the past states
+    std::vector<Past> past;
+    std::vector<int64_t> free_rows;
+    double norm2 = 0;
+    bool open = false;  // whether there is a current state
+
+    Head(const ScanArgs &a, int64_t sequence, int64_t head)
+        : args(a), n(sequence), h(head), dk(a.dk), dv(a.dv), size_matrix(a.dk * a.dv),
+          wants_current(a.decide || a.state_k), wants_pasts(a.decide && a.capacity && a.merge != 0) {
+        S.resize(wants_current ? size_matrix : 0);
+        y.resize(dv), w.resize(dv), square.resize(dv);
+        if (wants_pasts) {
+            store.resize(a.capacity * size_matrix);
+            for (int64_t row = a.capacity; row-- > 0;) free_rows.push_back(row);
+        }
+        carry_in();
+    }
+
+    const T *k(int64_t t) const { return (const T *)args.k + (t * args.key_heads + h * args.key_heads / args.heads) * dk; }
+    const T *v(int64_t t) const { return (const T *)args.v + (t * args.heads + h) * dv; }
+    T decay(int64_t t) const { return args.g ? std::exp(((const T *)args.g)[t * args.heads + h]) : T(1); }
+    T beta(int64_t t) const { return args.beta ? ((const T *)args.beta)[t * args.heads + h] : T(1); }
+    T *row(int64_t r) { return store.data() + r * size_matrix; }
+
+    void carry_in() {
+        if (!args.carried) return;
+        const int64_t at = n * args.heads + h, size = args.size0[at];
+        const T *matrices = (const T *)args.matrices + at * args.carried * size_matrix;
+        for (int64_t i = 0; i < size; ++i) {
+            count.push_back(args.count0[at * args.carried + i]);
+            info.push_back(args.info0[at * args.carried + i]);
+            if (i + 1 < size && wants_pasts) keep(matrices + i * size_matrix, args.offset[n]);
+        }
+        open = size > 0;
+        if (open && wants_current) {
+            std::copy_n(matrices + (size - 1) * size_matrix, size_matrix, S.data());
+            norm2 = dot(S.data(), S.data(), size_matrix);
+        }
+    }
+
+    // Store a matrix as the newest past state, up to date with every token before `since`.
+    void keep(const T *matrix, int64_t since) {
+        const int64_t r = free_rows.back();
+        free_rows.pop_back();
+        std::copy_n(matrix, size_matrix, row(r));
+        if (!past.empty()) past.back().next = args.beta ? 0 : dot(row(past.back().row), row(r), size_matrix);
+        past.push_back({r, since, 1, args.beta ? 0 : dot(row(r), row(r), size_matrix), 0});
+    }
+
+    double score(int64_t t) {
+        const double b = beta(t), nk = std::sqrt(dot(k(t), k(t), dk)), nv = std::sqrt(dot(v(t), v(t), dv));
+        const double x = dot(y.data(), v(t), dv), nS = std::sqrt(norm2), token = std::fabs(b) * nk * nv;
+        if (token == 0) return 0;
+        double cos = 0;
+        if (args.score == 0) {
+            if (nS != 0) cos = b < 0 ? -x / nk / nv / nS : x / nk / nv / nS;
+        } else {
+            const double left = std::sqrt(std::max(norm2 + 2 * b * x + token * token, 0.0));
+            if (nS != 0 && left != 0) cos = (norm2 + b * x) / left / nS;
+        }
+        return std::sqrt(2 - 2 * clamp(cos));
+    }
+
+    // Bring every past matrix up to date with token t (delta rule only).
+    void flush(int64_t t) {
+        for (Past &p : past) {
+            for (int64_t s = p.since; s <= t; ++s) {
+                const T a = decay(s);
+                read(row(p.row), k(s), y.data(), dk, dv);
+                for (int64_t j = 0; j < dv; ++j) w[j] = -a * beta(s) * y[j];
+                p.square = update(row(p.row), a, k(s), w.data(), square.data(), dk, dv);
+            }
+            if (p.since > t) p.square = dot(row(p.row), row(p.row), size_matrix);
+            p.since = t + 1;
+        }
+        for (size_t i = 0; i + 1 < past.size(); ++i)
+            past[i].next = dot(row(past[i].row), row(past[i + 1].row), size_matrix);
+    }
+
+    void pair_costs() {
+        cost.resize(count.size() - 1);
+        for (size_t i = 0; i + 1 < count.size(); ++i) {
+            const double a = count[i], b = count[i + 1];
+            if (args.merge == 0) {
+                cost[i] = (info[i] + info[i + 1]) / (a + b);
+                continue;
+            }
+            const Past &p = past[i], &q = past[i + 1];
+            if (args.merge == 1) {
+                const double norms = std::sqrt(p.square) * std::sqrt(q.square);
+                cost[i] = T(p.factor) != 0 && T(q.factor) != 0 && norms > 0 ? -p.next / norms : std::isnan(norms) ? NAN : 0;
+            } else {
+                const double fa = p.factor / a, fb = q.factor / b;
+                const double gap = fa * fa * p.square + fb * fb * q.square - 2 * fa * fb * p.next;
+                cost[i] = (gap < 0 ? 0 : gap) * a * b / (a + b);
+            }
+        }
+    }
+
+    void merge_pair(int64_t i) {
+        count[i] += count[i + 1], info[i] += info[i + 1];
+        count.erase(count.begin() + i + 1), info.erase(info.begin() + i + 1);
+        if (!wants_pasts) return;
+        Past &p = past[i], &q = past[i + 1];
+        add(row(p.row), T(p.factor), row(q.row), T(q.factor), size_matrix);
+        free_rows.push_back(q.row);
+        p.factor = 1, p.square = dot(row(p.row), row(p.row), size_matrix);
+        past.erase(past.begin() + i + 1);
+        if (i > 0) past[i - 1].next = dot(row(past[i - 1].row), row(past[i].row), size_matrix);
+        if (i + 1 < int64_t(past.size())) past[i].next = dot(row(past[i].row), row(past[i + 1].row), size_matrix);
+    }
+
+    // Token t joins the current state, or (opening) starts it anew; y holds S^T k.
+    void write(int64_t t, bool opening) {
+        if (!wants_current) return;
+        const T a = opening ? T(0) : decay(t), b = beta(t);
+        for (int64_t j = 0; j < dv; ++j) w[j] = args.beta ? (opening ? b * v(t)[j] : b * (v(t)[j] - a * y[j])) : v(t)[j];
+        if (opening) std::fill(S.begin(), S.end(), T(0));  // 0 * NaN would stay NaN
+        norm2 = update(S.data(), a, k(t), w.data(), square.data(), dk, dv);
+    }
+
+    void open_state(int64_t t, double score_t) {
+        int64_t &merged = args.merged_io[t * args.heads + h];
+        if (args.decide) merged = -1;
+        if (open && wants_pasts) {  // the current state becomes a past one, with this step's transition
+            const T a = decay(t);
+            for (int64_t j = 0; j < dv; ++j) w[j] = args.beta ? -a * beta(t) * y[j] : T(0);
+            update(S.data(), a, k(t), w.data(), square.data(), dk, dv);
+            keep(S.data(), t + 1);
+        }
+        if (args.decide && args.capacity && int64_t(count.size()) == args.capacity) {
+            if (wants_pasts && args.beta) flush(t);
+            pair_costs();
+            merged = cheapest_pair(cost);
+        }
+        if (args.capacity && merged >= 0) merge_pair(merged);
+        write(t, true);
+        if (args.capacity || count.empty()) count.push_back(1), info.push_back(score_t);
+        open = true;
+    }
+
+    void run() {
+        const int64_t first = args.offset[n], last = first + args.length[n];
+        int64_t position = args.position0 ? args.position0[n] : 0;
+        for (int64_t t = first; t < last; ++t, ++position) {
+            const int64_t at = t * args.heads + h;
+            if (wants_current) {
+                if (open) read(S.data(), k(t), y.data(), dk, dv);
+                else std::fill(y.begin(), y.end(), T(0));
+                if (args.state_k) save_reads(t, at);
+            }
+            T *scores = (T *)args.score_io;
+            if (args.decide) {
+                scores[at] = open ? T(score(t)) : T(std::sqrt(2.0));
+                args.boundary_io[at] = !open || (args.block ? position % args.block == 0 : scores[at] >= T(args.tau));
+                args.merged_io[at] = -1;
+            }
+            for (Past &p : past) p.factor *= args.beta ? 1 : double(decay(t));
+            if (args.boundary_io[at]) {
+                open_state(t, scores[at]);
+            } else {
+                write(t, false);
+                count.back() += 1, info.back() += scores[at];
+            }
+        }
+        if (!args.capacity) return;
+        const int64_t at = n * args.heads + h;
+        args.size[at] = int64_t(count.size());
+        std::copy(count.begin(), count.end(), args.count + at * args.capacity);
+        std::copy(info.begin(), info.end(), args.info + at * args.capacity);
+    }
+
+    void save_reads(int64_t t, int64_t at) {
+        std::copy(y.begin(), y.end(), (T *)args.state_k + at * dv);
+        T *state_v = (T *)args.state_v + at * dk;
+        for (int64_t i = 0; i < dk; ++i) state_v[i] = open ? T(dot(S.data() + i * dv, v(t), dv)) : T(0);
+        ((T *)args.norm)[at] = open ? T(std::sqrt(norm2)) : T(0);
+    }
+};
+
+template <class T> static void scan_all(const ScanArgs &args) {
+    const int64_t tasks = args.sequences * args.heads;
+    std::atomic<int64_t> next{0};
+    auto work = [&] {
+        for (int64_t i; (i = next++) < tasks;) Head<T>(args, i / args.heads, i % args.heads).run();
+    };
+    std::vector<std::thread> threads;
+    for (int64_t i = 1; i < std::min(args.threads, tasks); ++i) threads.emplace_back(work);
+    work();
+    for (auto &thread : threads) thread.join();
+}
+
+extern "C" {
+void dla_scan_f32(const ScanArgs *args) { scan_all<float>(*args); }
+void dla_scan_f64(const ScanArgs *args) { scan_all<double>(*args); }
+}

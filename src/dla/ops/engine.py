@@ -1,0 +1,249 @@
+"""The chunk-parallel engine: any memory's plans and the transitions, as matmuls; backward by recomputation.
+
+States are carried from group to group of chunks. The forward keeps the carry at a few checkpoints; the backward
+recomputes the groups from there, one at a time, and lets autograd differentiate each.
+"""
+
+import math
+from dataclasses import dataclass, fields
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from dla.ops.grid import Grid
+from dla.ops.memories import Plan
+from dla.ops.routing import key_sums_after, routed_weights
+from dla.ops.transitions import transitions
+
+GROUP_BYTES = 64 << 20  # working memory that a group of chunks may take
+
+
+@dataclass
+class Inputs:
+    """The differentiable inputs: on the flat token axis [B * T, H, ...], or some chunks of it [n, H, G, C, ...]."""
+
+    q: Tensor  # heads: Hk
+    k: Tensor  # heads: Hk
+    v: Tensor
+    lam: Tensor | None = None
+    g: Tensor | None = None
+    beta: Tensor | None = None
+    gate: Tensor | None = None  # the soft gate's p
+    route: Tensor | None = None
+
+
+NAMES = tuple(field.name for field in fields(Inputs))
+
+
+class Memory(Protocol):
+    rows: int
+
+    def plan(self, grid: Grid, first: int, count: int) -> Plan: ...
+
+
+@dataclass
+class Engine:
+    """One call's settings."""
+
+    grid: Grid
+    memory: Memory
+    dtype: torch.dtype  # of states and of all arithmetic
+    scale: float
+    recency: bool = False  # slots count from the current state
+    group: int = 1  # chunks that are computed together
+    spacing: int = 1  # chunks between checkpoints, a multiple of group
+
+    def fit(self, x: Inputs) -> "Engine":
+        """Choose group and spacing for inputs of this size."""
+        C, steps = self.grid.chunk, max(self.grid.steps, 1)
+        heads, dk, dv = x.v.shape[1], x.q.shape[-1], x.v.shape[-1]
+        rows = len(self.grid.chunks) * heads
+        tables = 0 if x.lam is None else 3 * C * (self.memory.rows + C)
+        floats = rows * (2 * self.memory.rows * dk * (dv + C) + 6 * C * C + 4 * C * (dk + dv) + tables)
+        self.group = max(1, min(GROUP_BYTES // max(4 * floats, 1), steps))
+        if not self.grid.filled:  # rows that end inside a group are computed to its end: keep groups short
+            typical = sum(self.grid.chunks) // max(len(self.grid.chunks), 1)
+            self.group = max(1, min(self.group, typical))
+        self.spacing = self.group * math.ceil(math.sqrt(steps) / self.group)
+        return self
+
+    def chunks(self, x: Inputs, first: int, count: int) -> Inputs:
+        values = {name: getattr(x, name) for name in NAMES}
+        return Inputs(
+            **{
+                name: None if value is None else self.grid.take(value, first, count).to(self.dtype)
+                for name, value in values.items()
+            }
+        )
+
+    def count(self, first: int) -> int:
+        return min(self.group, self.grid.steps - first)
+
+    def run(self, x: Inputs, carry: list[Tensor], first: int, reads: bool) -> tuple[Tensor | None, list[Tensor]]:
+        """One group: its outputs [n, H, G, C, dv] (None unless ``reads``) and the carry after it."""
+        H, G = x.v.shape[1], x.v.shape[2]
+        with torch.no_grad():
+            plan = self.memory.plan(self.grid, first, G)
+        S = carry[0]
+        move = transitions(x.q * self.scale if reads else None, x.k, x.g, x.beta, H)
+        written = write(move.Z, x.v, plan, x.gate)  # [n, H, G, groups, dk, dv]
+        starts = []
+        for i in range(G):
+            starts.append(S[:, :, plan.low : plan.high])
+            S = transport(S, None if move.T is None else move.T[:, :, i], written[:, :, i], plan, i)
+        after = [S]
+        sums = None
+        if len(carry) > 1:  # key sums, for routed reads
+            sums, last = key_sums_after(carry[1], x.k, plan, H)
+            after.append(last)
+        if not reads:
+            return None, after
+        weights = self.slot_weights(x, plan, sums)
+        assert move.P is not None and move.Q is not None
+        o = (move.P * token_weights(weights, plan, x.gate)) @ x.v if weights is not None else move.P @ x.v
+        if plan.high > plan.low:
+            o = o + read(move.Q, torch.stack(starts, 2), weights, plan)
+        return o, after
+
+    def slot_weights(self, x: Inputs, plan: Plan, sums: Tensor | None) -> Tensor | None:
+        """The weight of every slot that the plan's indices point into: [n, H, G, C, slots], None for one."""
+        if x.lam is None or plan.history is None:
+            return x.lam
+        last = plan.history.last[..., None]
+        slots = max(int(last.max()) + 1, 1) if last.numel() else 1
+        index = torch.arange(slots, device=last.device)
+        index = (last - index if self.recency else index.expand(*last.shape[:-1], slots)).clamp(0, x.lam.shape[-1] - 1)
+        weights = x.lam[..., :slots] if not self.recency and slots <= x.lam.shape[-1] else x.lam.gather(-1, index)
+        if x.route is not None and sums is not None:
+            weights = weights * routed_weights(x.q, x.k, sums, x.route, plan.history, slots)
+        return weights
+
+
+def write(Z: Tensor, v: Tensor, plan: Plan, gate: Tensor | None) -> Tensor:
+    """What each chunk adds to each place: [n, H, G, groups, dk, dv]."""
+    if plan.group is None:
+        return (Z.transpose(-1, -2) @ v).unsqueeze(3)
+    n, H, G, C, dk = Z.shape
+    place = torch.arange(plan.groups, device=Z.device)
+    share = (plan.group[..., None] == place).to(Z.dtype)  # [.., C, groups]
+    if gate is not None and plan.group_next is not None:
+        later = (plan.group_next[..., None] == place).to(Z.dtype)
+        share = share + gate[..., None] * (later - share)
+    keys = (share[..., None] * Z[..., None, :]).flatten(-2)  # [.., C, groups * dk]
+    return (keys.transpose(-1, -2) @ v).unflatten(-2, (plan.groups, dk))
+
+
+def transport(S: Tensor, T: Tensor | None, written: Tensor, plan: Plan, i: int) -> Tensor:
+    """The states after the group's chunk i: all of them moved by T, merged and written to."""
+    live = S[:, :, plan.low : plan.high]
+    if T is not None:
+        live = live * T[:, :, None] if T.shape[-1] == 1 else T[:, :, None] @ live
+    if plan.target is None or plan.places is None:
+        return live + written
+    n, H, R = S.shape[:3]
+    first = torch.arange(n * H, device=S.device).view(n, H, 1) * R  # row 0 of each head
+    moved = torch.zeros_like(S).view(n * H * R, -1)
+    moved.index_add_(0, (first + plan.target[:, :, i]).flatten(), live.reshape(-1, moved.shape[1]))
+    moved.index_add_(0, (first + plan.places[:, :, i]).flatten(), written.reshape(-1, moved.shape[1]))
+    return moved.view(S.shape)
+
+
+def token_weights(weights: Tensor, plan: Plan, gate: Tensor | None) -> Tensor:
+    """The weight of the chunk's own tokens: [n, H, G, C, C]."""
+    now = pick(weights, plan.tokens)
+    if gate is None or plan.tokens_next is None:
+        return now
+    return now + gate[..., None, :] * (pick(weights, plan.tokens_next) - now)
+
+
+def read(Q: Tensor, starts: Tensor, weights: Tensor | None, plan: Plan) -> Tensor:
+    """Queries [n, H, G, C, dk] against the states at their chunk's start [n, H, G, rows, dk, dv], weighted."""
+    if weights is None:
+        return Q @ starts[:, :, :, 0]
+    queries = pick(weights, plan.rows)[..., None] * Q[..., None, :]  # [.., C, rows, dk]
+    return queries.flatten(-2) @ starts.flatten(3, 4)
+
+
+def pick(weights: Tensor, index: Tensor | None) -> Tensor:
+    """weights [n, H, G, C, slots] at the slots of ``index``, whose sequences and heads may be one for all."""
+    assert index is not None
+    return weights.gather(-1, index.expand(*weights.shape[:-1], index.shape[-1]))
+
+
+class ChunkedAttention(torch.autograd.Function):
+    """Outputs and the final carry; gradients of the outputs with respect to every input."""
+
+    @staticmethod
+    def forward(ctx: Any, engine: Engine, keeps: bool, carry: list[Tensor], *tensors: Tensor | None) -> Any:
+        grid, x = engine.grid, Inputs(*tensors)  # type: ignore[arg-type]
+        o = torch.zeros_like(x.v)
+        carry = [c.clone() for c in carry]
+        checkpoints = []
+        for first in range(0, grid.steps, engine.group):
+            n = grid.active(first)
+            if keeps and first % engine.spacing == 0:
+                checkpoints.append([c[:n].clone() for c in carry])
+            part = engine.chunks(x, first, engine.count(first))
+            out, after = engine.run(part, [c[:n] for c in carry], first, reads=True)
+            assert out is not None
+            grid.put(o, first, engine.count(first), out)
+            for c, new in zip(carry, after, strict=True):
+                c[:n] = new
+        ctx.engine, ctx.checkpoints = engine, checkpoints
+        ctx.save_for_backward(*tensors)
+        ctx.mark_non_differentiable(*carry)
+        return o, *carry
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, do: Tensor, *_: Any) -> Any:
+        engine: Engine = ctx.engine
+        grid, tensors = engine.grid, ctx.saved_tensors
+        x = Inputs(*tensors)
+        wanted = [name for name, needs in zip(NAMES, ctx.needs_input_grad[3:], strict=True) if needs]
+        grads = {name: torch.zeros_like(getattr(x, name)) for name in wanted}
+        d_carry: list[Tensor] | None = None
+        for block in range((grid.steps - 1) // engine.spacing * engine.spacing, -1, -engine.spacing):
+            carry = ctx.checkpoints.pop()
+            firsts = range(block, min(block + engine.spacing, grid.steps), engine.group)
+            starts = [carry]
+            for first in firsts[:-1]:
+                part = engine.chunks(x, first, engine.count(first))
+                _, carry = engine.run(part, [c[: grid.active(first)] for c in carry], first, reads=False)
+                starts.append(carry)
+            for first in reversed(firsts):
+                n = grid.active(first)
+                d_carry = _backward_group(engine, x, [c[:n] for c in starts.pop()], first, do, d_carry, grads)
+        return None, None, None, *[grads.get(name) for name in NAMES]
+
+
+def _backward_group(
+    engine: Engine,
+    x: Inputs,
+    carry: list[Tensor],
+    first: int,
+    do: Tensor,
+    d_carry: list[Tensor] | None,
+    grads: dict[str, Tensor],
+) -> list[Tensor]:
+    """Add one group's input gradients to ``grads``; returns the gradient of its carry."""
+    grid, count, n = engine.grid, engine.count(first), carry[0].shape[0]
+    part = engine.chunks(x, first, count)
+    leaves = [getattr(part, name).requires_grad_() for name in grads]
+    carry = [c.detach().requires_grad_() for c in carry]
+    with torch.enable_grad():
+        o, after = engine.run(part, carry, first, reads=True)
+    d_after = [torch.zeros_like(c) for c in after]
+    if d_carry is not None:  # sequences that ended earlier have no gradient from later groups
+        for d, later in zip(d_after, d_carry, strict=True):
+            d[: later.shape[0]] = later
+    outputs = [(o, grid.take(do, first, count).to(engine.dtype)), *zip(after, d_after, strict=True)]
+    outputs = [(y, dy) for y, dy in outputs if y is not None and y.requires_grad]
+    found = torch.autograd.grad(
+        [y for y, _ in outputs], [*leaves, *carry], [dy for _, dy in outputs], allow_unused=True
+    )
+    for name, gradient in zip(grads, found, strict=False):
+        if gradient is not None:
+            grid.put(grads[name], first, count, gradient)
+    return [torch.zeros_like(c) if d is None else d for c, d in zip(carry, found[len(leaves) :], strict=True)]

@@ -1,0 +1,285 @@
+"""What the operators carry between calls. States are values: an operator changes one only when told ``inplace=True``."""
+
+import json
+from collections.abc import Callable, Sequence
+from os import PathLike
+from typing import ClassVar, Self
+
+import torch
+import torch.nn.functional as F
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+
+class State:
+    """A named set of tensors with the batch as first dimension, and a few settings."""
+
+    tensor_names: ClassVar[tuple[str, ...]]
+    setting_names: ClassVar[tuple[str, ...]] = ()
+    growing: ClassVar[tuple[str, ...]] = ()  # tensors whose third dimension depends on the length seen
+
+    length: Tensor  # [N] int64, tokens seen by each sequence
+
+    def __init__(self, **values: object) -> None:
+        expected = set(self.tensor_names + self.setting_names)
+        if set(values) != expected:
+            raise ValueError(f"{type(self).__name__} takes {sorted(expected)}, got {sorted(values)}")
+        for name, value in values.items():
+            setattr(self, name, value)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """The tensors that are present, by name."""
+        return {name: x for name in self.tensor_names if (x := getattr(self, name)) is not None}
+
+    def settings(self) -> dict[str, object]:
+        return {name: getattr(self, name) for name in self.setting_names}
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held by all tensors of the state."""
+        return sum(x.numel() * x.element_size() for x in self.tensors().values())
+
+    @property
+    def batch(self) -> int:
+        return self.length.shape[0]
+
+    @property
+    def device(self) -> torch.device:
+        return self.length.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return getattr(self, self.tensor_names[0]).dtype
+
+    @property
+    def shape(self) -> tuple[int, int, int, int]:
+        """(sequences, heads, dk, dv)"""
+        x = getattr(self, self.tensor_names[0])
+        return x.shape[0], x.shape[1], x.shape[-2], x.shape[-1]
+
+    def dense(self) -> Tensor:
+        """The states [N, H, K, dk, dv], oldest first, zero-padded."""
+        raise TypeError(f"{type(self).__name__} has no dense form")
+
+    def _map(self, fn: Callable[[Tensor], Tensor]) -> Self:
+        mapped = {name: fn(x) for name, x in self.tensors().items()}
+        return type(self)(**dict.fromkeys(self.tensor_names), **self.settings())._set(mapped)
+
+    def _set(self, tensors: dict[str, Tensor]) -> Self:
+        for name, x in tensors.items():
+            setattr(self, name, x)
+        return self
+
+    def clone(self) -> Self:
+        return self._map(torch.clone)
+
+    def to(self, device: torch.device | str) -> Self:
+        """The state on another device; dtypes are part of the state and stay."""
+        return self._map(lambda x: x.to(device))
+
+    def select(self, batch_indices: Tensor | Sequence[int]) -> Self:
+        """The sequences at ``batch_indices``, in that order, repeats allowed (beam search)."""
+        index = torch.as_tensor(batch_indices, dtype=torch.int64, device=self.device)
+        return self._map(lambda x: x.index_select(0, index))
+
+    @classmethod
+    def cat(cls, states: "Sequence[Self]") -> Self:
+        """One state of all the sequences, in order."""
+        first = states[0]
+        if any(type(s) is not type(first) or s.settings() != first.settings() for s in states):
+            raise ValueError("cat takes states of one kind with equal settings, got " + ", ".join(map(repr, states)))
+        joined = {}
+        for name in first.tensors():
+            parts = [getattr(s, name) for s in states]
+            if name in cls.growing:
+                widest = max(x.shape[2] for x in parts)
+                parts = [_widen(x, widest) for x in parts]
+            joined[name] = torch.cat(parts)
+        return type(first)(**dict.fromkeys(first.tensor_names), **first.settings())._set(joined)
+
+    def assign(self, other: Self) -> Self:
+        """Take over the content of ``other``, in this object (and in its memory where the shapes allow)."""
+        for name, x in other.tensors().items():
+            mine = getattr(self, name)
+            if mine is not None and mine.shape == x.shape:
+                mine.copy_(x)
+            else:
+                setattr(self, name, x)
+        return self
+
+    def save(self, path: str | PathLike[str]) -> None:
+        """Write a safetensors file; ``load_state`` reads it back."""
+        metadata = {"kind": type(self).__name__, "settings": json.dumps(self.settings())}
+        save_file({name: x.contiguous() for name, x in self.tensors().items()}, path, metadata=metadata)
+
+    @classmethod
+    def load(cls, path: str | PathLike[str], device: str = "cpu") -> Self:
+        state = load_state(path, device)
+        if not isinstance(state, cls):
+            raise ValueError(f"path holds a {type(state).__name__}, not a {cls.__name__}: {path}")
+        return state
+
+    def __repr__(self) -> str:
+        shapes = ", ".join(f"{name}{list(x.shape)}" for name, x in self.tensors().items())
+        settings = "".join(f", {name}={value}" for name, value in self.settings().items())
+        return f"{type(self).__name__}({shapes}{settings})"
+
+
+class LinearState(State):
+    """One matrix a head."""
+
+    tensor_names = ("matrix", "length")
+
+    matrix: Tensor  # [N, H, dk, dv]
+
+    def dense(self) -> Tensor:
+        return self.matrix.unsqueeze(2)
+
+
+class LogLinearState(State):
+    """One matrix a Fenwick level: row i is level i + 1, live where bit i of the length is set, zero elsewhere."""
+
+    tensor_names = ("levels", "length")
+    growing = ("levels",)
+
+    levels: Tensor  # [N, H, L, dk, dv]
+
+    def dense(self) -> Tensor:
+        bits = torch.arange(self.levels.shape[2] - 1, -1, -1, device=self.device)
+        live = (self.length[:, None] >> bits) & 1  # [N, L], oldest (highest level) first
+        order = bits[live.argsort(dim=1, descending=True, stable=True)]
+        return _take(self.levels, order[:, None].expand(self.levels.shape[:3]))
+
+
+class DynamicState(State):
+    """At most ``capacity`` matrices a head, in rows; ``order`` lists the rows from the oldest state to the newest."""
+
+    tensor_names = ("matrices", "order", "size", "count", "info", "key_sums", "length")
+    setting_names = ("capacity",)
+
+    matrices: Tensor  # [N, H, K, dk, dv], zero in free rows
+    order: Tensor  # [N, H, K] int64, a permutation of the rows
+    size: Tensor  # [N, H] int64, how many states live: the first `size` entries of order
+    count: Tensor  # [N, H, K] int64, tokens in each row's state
+    info: Tensor  # [N, H, K] float64, the sum of their scores
+    key_sums: Tensor | None  # [N, H, K, dk], the sum of their keys; None if reads are not routed
+    capacity: int | None
+
+    @classmethod
+    def chronological(
+        cls, matrices: Tensor, size: Tensor, count: Tensor, info: Tensor, key_sums: Tensor | None, length: Tensor
+    ) -> "DynamicState":
+        """A state whose rows stand oldest first."""
+        order = torch.arange(matrices.shape[2], device=matrices.device).expand(matrices.shape[:3]).contiguous()
+        return DynamicState(
+            matrices=matrices,
+            order=order,
+            size=size,
+            count=count,
+            info=info,
+            key_sums=key_sums,
+            length=length,
+            capacity=matrices.shape[2],
+        )
+
+    @property
+    def routed(self) -> bool:
+        """Whether the state carries the key sums that routed reads need."""
+        return self.key_sums is not None
+
+    def dense(self) -> Tensor:
+        return _take(self.matrices, self.order)
+
+    @property
+    def counts(self) -> Tensor:
+        """Tokens in each state [N, H, K] int64, oldest first, zero-padded."""
+        return _take(self.count, self.order)
+
+    @property
+    def scores(self) -> Tensor:
+        """Sum of the scores of each state's tokens [N, H, K] float32, oldest first, zero-padded."""
+        return self.chronological_info().float()
+
+    def chronological_info(self) -> Tensor:
+        """``scores`` as they are kept, in float64."""
+        return _take(self.info, self.order)
+
+    def chronological_keys(self) -> Tensor | None:
+        """The key sums [N, H, K, dk], oldest first, zero-padded."""
+        return None if self.key_sums is None else _take(self.key_sums, self.order)
+
+
+class TokenState(DynamicState):
+    """The dynamic memory without a capacity: every token is kept, as its value and its key after all transitions.
+
+    A state is a span of tokens; ``boundary`` marks where each begins. Tokens past ``length`` are zero.
+    """
+
+    tensor_names = ("keys", "values", "boundary", "info", "raw_keys", "length")
+    growing = ("keys", "values", "boundary", "info", "raw_keys")
+
+    keys: Tensor  # [N, H, L, dk]
+    values: Tensor  # [N, H, L, dv]
+    boundary: Tensor  # [N, H, L] bool
+    info: Tensor  # [N, H, L] float64
+    raw_keys: Tensor | None  # [N, H, L, dk] for routed reads, else None
+
+    @property
+    def shape(self) -> tuple[int, int, int, int]:
+        return self.keys.shape[0], self.keys.shape[1], self.keys.shape[-1], self.values.shape[-1]
+
+    @property
+    def routed(self) -> bool:
+        return self.raw_keys is not None
+
+    @property
+    def size(self) -> Tensor:  # type: ignore[override]
+        return self.boundary.sum(-1)
+
+    def membership(self, dtype: torch.dtype) -> Tensor:
+        """[N, H, K, L] one where token l belongs to state k."""
+        index = self.boundary.cumsum(-1) - 1
+        states = torch.arange(int(self.size.max()) if self.boundary.numel() else 0, device=self.device)
+        inside = torch.arange(self.boundary.shape[2], device=self.device) < self.length[:, None]
+        return ((index.unsqueeze(2) == states[:, None]) & inside[:, None, None]).to(dtype)
+
+    def dense(self) -> Tensor:
+        return torch.einsum("nhkl,nhld,nhle->nhkde", self.membership(self.keys.dtype), self.keys, self.values)
+
+    @property
+    def counts(self) -> Tensor:
+        return self.membership(torch.int64).sum(-1)
+
+    def chronological_info(self) -> Tensor:
+        return torch.einsum("nhkl,nhl->nhk", self.membership(self.info.dtype), self.info)
+
+    def chronological_keys(self) -> Tensor | None:
+        if self.raw_keys is None:
+            return None
+        return self.membership(self.raw_keys.dtype) @ self.raw_keys
+
+
+KINDS = {cls.__name__: cls for cls in (LinearState, LogLinearState, DynamicState, TokenState)}
+
+
+def load_state(path: str | PathLike[str], device: str = "cpu") -> State:
+    """Read a state that ``State.save`` wrote."""
+    with safe_open(path, framework="pt", device=device) as file:
+        metadata = file.metadata() or {}
+        if metadata.get("kind") not in KINDS:
+            raise ValueError(f"path is not a saved state: {path}")
+        kind = KINDS[metadata["kind"]]
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (a method, not a dict)
+    return kind(**dict.fromkeys(kind.tensor_names), **json.loads(metadata["settings"]))._set(tensors)
+
+
+def _take(x: Tensor, order: Tensor) -> Tensor:
+    """Rows of x [N, H, K, ...] in the given order [N, H, K]."""
+    index = order.reshape(*order.shape, *[1] * (x.dim() - 3)).expand(*order.shape, *x.shape[3:])
+    return x.gather(2, index)
+
+
+def _widen(x: Tensor, width: int) -> Tensor:
+    """x [N, H, L, ...] with zeros up to L = width."""
+    return F.pad(x, [0, 0] * (x.dim() - 3) + [0, width - x.shape[2]])

@@ -1,0 +1,120 @@
+"""One token: the dynamic memory's step on a carried state, all heads at once. Decoding, and the scan's fallback."""
+
+import torch
+from torch import Tensor
+
+from dla.ops.decide import cheapest_pair, information, pair_costs
+from dla.ops.rules import FIRST_SCORE, Rules
+from dla.ops.state import DynamicState
+
+Decision = tuple[Tensor, Tensor, Tensor]  # score, boundary, merged, each [N, H]
+
+
+def advance(
+    state: DynamicState,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor | None,
+    beta: Tensor | None,
+    rules: Rules,
+    given: Decision | None = None,
+    active: Tensor | None = None,
+) -> Decision:
+    """Take one token into ``state``, in place: k [N, H, dk], v [N, H, dv], g, beta [N, H].
+
+    Sequences that are not ``active`` [N] stay as they are; their k, v, g and beta must be zero.
+    """
+    N, H = state.size.shape
+    M, K = N * H, state.matrices.shape[2]
+    k, v = k.flatten(0, 1), v.flatten(0, 1)
+    g, beta = (None if x is None else x.flatten() for x in (g, beta))
+    S, order, size = _rows(state.matrices), _rows(state.order), state.size.view(-1)
+    count, info = _rows(state.count), _rows(state.info)
+    heads = torch.arange(M, device=k.device)
+
+    # 1. score, 2. boundary
+    if given is None:
+        current = S[heads, order[heads, (size - 1).clamp_min(0)]]
+        product = ((k[:, None] @ current)[:, 0] * v).sum(-1)
+        score = information(product, k.norm(dim=-1), v.norm(dim=-1), beta, current.norm(dim=(1, 2)), rules.score)
+        score = torch.where(size == 0, FIRST_SCORE, score)
+        if rules.block is None:
+            boundary = (score >= rules.tau) | (size == 0)
+        else:
+            boundary = (state.length % rules.block == 0).repeat_interleave(H) | (size == 0)
+    else:
+        score, boundary = given[0].flatten(), given[1].flatten()
+    lives = torch.ones_like(boundary) if active is None else active.repeat_interleave(H)
+    boundary = boundary & lives
+
+    # 3. transition
+    token = k[:, :, None] * (v if beta is None else beta[:, None] * v)[:, None]
+    if beta is not None:
+        S.sub_((beta[:, None] * k)[:, None, :, None] * (k[:, None, None] @ S))
+    if g is not None:
+        S.mul_(g.exp()[:, None, None, None])
+
+    # 4. make room, then join or open
+    merged = torch.full_like(size, -1)
+    full = boundary & (size == K) if given is None else given[2].flatten() >= 0
+    if bool(full.any()):
+        if given is None:
+            ordered = None if rules.merge == "density" else S[heads[:, None], order]
+            cost = pair_costs(count.gather(1, order), info.gather(1, order), ordered, rules.merge)
+            merged = torch.where(full, cheapest_pair(cost), -1)
+        else:
+            merged = given[2].flatten()
+        _merge(state, merged, full)
+    at = torch.where(boundary, size, size - 1).clamp_min(0)  # free rows stand in `order` after the live ones
+    row = order[heads, at]
+    S[heads, row] += token
+    count[heads, row] += lives.long()
+    info[heads, row] += torch.where(lives, score, 0).to(info.dtype)
+    if state.key_sums is not None:
+        _rows(state.key_sums)[heads, row] += k
+    size += boundary.long()
+    state.length += 1 if active is None else active.long()
+    return score.view(N, H), boundary.view(N, H), merged.view(N, H)
+
+
+def _rows(x: Tensor) -> Tensor:
+    """[N, H, ...] -> [N * H, ...], always a view: writes must reach the state."""
+    return x.view(-1, *x.shape[2:])
+
+
+def _merge(state: DynamicState, pair: Tensor, full: Tensor) -> None:
+    """Merge states ``pair`` and ``pair + 1`` [M] of the heads that are ``full`` [M], and free the second's row."""
+    order, size = _rows(state.order), state.size.view(-1)
+    index = torch.arange(order.shape[1], device=order.device)
+    heads = full.nonzero()[:, 0]
+    pair = pair[heads, None]
+    kept, freed = order[heads, pair[:, 0]], order[heads, pair[:, 0] + 1]
+    for x in (state.matrices, state.count, state.info, state.key_sums):
+        if x is not None:
+            rows = _rows(x)
+            rows[heads, kept] += rows[heads, freed]
+            rows[heads, freed] = 0
+    shifted = order[heads].gather(1, (index + (index > pair)).clamp_max(index[-1]))
+    # the freed row goes behind the live ones; what stood there (all slots are live when full) is overwritten
+    last = size[heads, None] - 1
+    shifted = torch.where(index == last, freed[:, None], torch.where(index > last, order[heads], shifted))
+    order[heads] = shifted
+    size[heads] -= 1
+
+
+def read(state: DynamicState, q: Tensor, lam: Tensor, route: Tensor | None, slot_order: str, scale: float) -> Tensor:
+    """The output [N, H, dv] of queries q [N, H, dk] with lam [N, H, slots], route [N, H]."""
+    N, H = state.size.shape
+    S, order, size = state.matrices.flatten(0, 1), state.order.flatten(0, 1), state.size.flatten()
+    q, lam = q.flatten(0, 1), lam.flatten(0, 1)
+    index = torch.arange(order.shape[1], device=q.device)
+    slot = index.expand_as(order) if slot_order == "chronological" else size[:, None] - 1 - index
+    weight = lam.gather(1, slot.clamp(0, lam.shape[1] - 1))
+    weight = torch.zeros_like(weight).scatter(1, order, torch.where(index < size[:, None], weight, 0))  # by row
+    if route is not None and state.key_sums is not None:
+        keys = state.key_sums.flatten(0, 1)
+        cos = (keys @ q[:, :, None])[..., 0] / keys.norm(dim=-1).clamp_min(1e-6)
+        cos = cos / q.norm(dim=-1, keepdim=True).clamp_min(1e-6)
+        weight = weight * (route.flatten()[:, None] * (cos - 1)).exp()
+    values = (q[:, None, None] @ S)[:, :, 0]  # [M, K, dv]
+    return (scale * (weight[:, None] @ values)[:, 0]).unflatten(0, (N, H))

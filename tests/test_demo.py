@@ -1,0 +1,52 @@
+import builtins
+import json
+
+import pytest
+
+from dla import cli, demo
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch):
+    """The demo on a short stream: the same code in a fraction of the time."""
+    monkeypatch.setattr(demo, "LENGTH", 160)
+    monkeypatch.setattr(demo, "CAPACITY", 6)
+
+
+def test_prints_tables_and_draws(tmp_path, capsys):
+    assert cli.main(["demo", "--out", str(tmp_path)]) == 0
+    text = capsys.readouterr().out
+    picture = tmp_path / "segmentation.png"
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    assert str(picture) in text
+    for name in ("density", "similarity", "ward", "fixed blocks", "Fenwick", "dynamic", "log_linear", "linear"):
+        assert name in text
+    assert "not an\nerror of the operator" in text
+
+
+def test_json_holds_the_figures(tmp_path, capsys):
+    assert cli.main(["demo", "--out", str(tmp_path), "--json", "--seed", "3"]) == 0
+    figures = json.loads(capsys.readouterr().out)
+    assert figures["stream"]["seed"] == 3
+    rows = {row["partition"]: row for row in figures["partitions"]}
+    assert all(rows[rule]["states"] <= 6 for rule in demo.RULES)
+    assert rows["fixed blocks"]["states"] == 6
+    fenwick = rows["Fenwick (Log-Linear)"]["states"]
+    assert fenwick == rows["fixed, as many as Fenwick"]["states"] == bin(159).count("1") + 1
+    assert all(row["bound"] > 0 for row in rows.values())
+    assert [row["output"] for row in figures["operators"]] == [[1, 160, 4, 16]] * 3
+
+
+def test_without_matplotlib_the_tables_still_print(tmp_path, capsys, monkeypatch):
+    real = builtins.__import__
+
+    def missing(name, *args, **kwargs):
+        if name.startswith("matplotlib"):
+            raise ImportError(name)
+        return real(name, *args, **kwargs)
+
+    monkeypatch.setattr(builtins, "__import__", missing)
+    assert cli.main(["demo", "--out", str(tmp_path)]) == 0
+    text = capsys.readouterr().out
+    assert "matplotlib is not installed" in text and "density" in text
+    assert not list(tmp_path.iterdir())
