@@ -36,7 +36,7 @@ format: $(STAMP)
 	$(PY) -m ruff format .
 
 bench: $(STAMP)
-	$(PY) -m dla.cli bench
+	$(PY) -m dla.cli bench figures --out benchmarks/figures.json
 
 clean:
 	rm -rf build out .pytest_cache .mypy_cache .ruff_cache src/*.egg-info

@@ -40,17 +40,30 @@ def _demo(args: argparse.Namespace) -> int:
 
 
 def _bench_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--lengths", type=int, nargs="+", default=[1024, 4096, 16384], metavar="T", help="tokens")
-    parser.add_argument("--heads", type=int, default=8, help="value heads (%(default)s)")
-    parser.add_argument("--key-heads", type=int, default=1, help="heads of q and k (%(default)s)")
-    parser.add_argument("--dk", type=int, default=128, help="width of q and k (%(default)s)")
-    parser.add_argument("--dv", type=int, default=64, help="width of v (%(default)s)")
-    parser.add_argument("--repeats", type=int, default=3, help="runs to take the median of (%(default)s)")
-    parser.add_argument("--json", action="store_true", help="print the figures as JSON instead of a table")
-    parser.set_defaults(run=_bench)
+    benches = parser.add_subparsers(title="benchmarks", metavar="WHAT", required=True)
+    figures = benches.add_parser("figures", help="the operators' figures as ratios, against what is required")
+    figures.add_argument("--repeats", type=int, default=5, help="rounds to take the median of (%(default)s)")
+    figures.add_argument("--out", type=Path, metavar="FILE", help="write them as JSON there")
+    figures.add_argument("--json", action="store_true", help="print them as JSON instead of a table")
+    figures.set_defaults(run=_bench_figures)
+    operators = benches.add_parser("operators", help="time and state size of the three operators over lengths")
+    operators.add_argument("--lengths", type=int, nargs="+", default=[1024, 4096, 16384], metavar="T", help="tokens")
+    operators.add_argument("--heads", type=int, default=8, help="value heads (%(default)s)")
+    operators.add_argument("--key-heads", type=int, default=1, help="heads of q and k (%(default)s)")
+    operators.add_argument("--dk", type=int, default=128, help="width of q and k (%(default)s)")
+    operators.add_argument("--dv", type=int, default=64, help="width of v (%(default)s)")
+    operators.add_argument("--repeats", type=int, default=3, help="runs to take the median of (%(default)s)")
+    operators.add_argument("--json", action="store_true", help="print the figures as JSON instead of a table")
+    operators.set_defaults(run=_bench_operators)
 
 
-def _bench(args: argparse.Namespace) -> int:
+def _bench_figures(args: argparse.Namespace) -> int:
+    from dla.bench.figures import run
+
+    return run(args.out, repeats=args.repeats, as_json=args.json)
+
+
+def _bench_operators(args: argparse.Namespace) -> int:
     from dla.bench.operators import run
 
     sizes = {"heads": args.heads, "key_heads": args.key_heads, "dk": args.dk, "dv": args.dv}

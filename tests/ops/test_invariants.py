@@ -27,6 +27,8 @@ from tests.ops.common import (
     state_bytes,
 )
 
+from dla import ops
+
 few = settings(max_examples=20, derandomize=True, deadline=None)
 every_backend = pytest.mark.parametrize("backend", BACKENDS)
 every_operator = pytest.mark.parametrize("operator", OPERATORS)
@@ -39,6 +41,11 @@ def cases(**fixed: Any) -> st.SearchStrategy[Case]:
     """Any combination of options, some fixed."""
     drawn = {name: st.sampled_from(values) for name, values in VALUES.items()}
     return st.builds(Case, **drawn | {name: st.just(value) for name, value in fixed.items()})
+
+
+def affordable(backend: str, T: int) -> int:
+    """The reference is slow, and has no chunks to cross."""
+    return min(T, 16) if backend == "reference" else T
 
 
 def options_of(operator: str, case: Case, T: int) -> dict[str, Any]:
@@ -60,6 +67,7 @@ def sequences_of(x: Inputs, case: Case, T: int) -> list[Inputs]:
 @few
 @given(case=cases(routed=False), T=lengths, seed=seeds)
 def test_unit_weights_make_every_memory_the_single_state(backend: str, case: Case, T: int, seed: int) -> None:
+    T = affordable(backend, T)
     x = case.inputs(T, seed)
     x["lam"] = torch.ones_like(x["lam"])
     expected, _ = call("linear", x, **case.packing(T), backend=backend)
@@ -73,6 +81,7 @@ def test_unit_weights_make_every_memory_the_single_state(backend: str, case: Cas
 @few
 @given(case=cases(routed=True), T=lengths, seed=seeds)
 def test_zero_sharpness_is_no_routing(backend: str, case: Case, T: int, seed: int) -> None:
+    T = affordable(backend, T)
     x = case.inputs(T, seed)
     route = x.pop("route")
     expected, _ = call("dynamic", x, **case.options(T), backend=backend)
@@ -84,6 +93,7 @@ def test_zero_sharpness_is_no_routing(backend: str, case: Case, T: int, seed: in
 @few
 @given(case=cases(soft=True, block=None), T=lengths, seed=seeds)
 def test_cold_soft_gate_is_the_hard_gate(backend: str, case: Case, T: int, seed: int) -> None:
+    T = affordable(backend, T)
     x, options = case.inputs(T, seed), case.options(T)
     soft, _ = call("dynamic", x, **options | {"temperature": 1e-7}, backend=backend)
     hard, _ = call("dynamic", x, **options | {"temperature": None}, backend=backend)
@@ -111,6 +121,7 @@ def test_spans_partition_the_past(case: Case, T: int, seed: int) -> None:
 @few
 @given(case=cases(soft=False), T=lengths, seed=seeds)
 def test_counts_sum_to_the_tokens_seen(backend: str, case: Case, T: int, seed: int) -> None:
+    T = affordable(backend, T)
     x = case.inputs(T, seed)
     _, state = call("dynamic", x, **case.options(T), output_final_state=True, backend=backend)
     edges = case.edges(T)
@@ -134,6 +145,7 @@ def test_block_opens_a_state_every_n_tokens(case: Case, T: int, seed: int, n: in
 @few
 @given(case=cases(soft=False), T=lengths, seed=seeds, c=st.sampled_from([1e-3, 0.3, 2.0, 700.0]))
 def test_scaled_values_scale_the_output(backend: str, case: Case, T: int, seed: int, c: float) -> None:
+    T = affordable(backend, T)
     x = case.inputs(T, seed)
     scaled = x | {"v": c * x["v"]}
     before, after = segment(x, **case.rules(T)), segment(scaled, **case.rules(T))
@@ -153,6 +165,7 @@ def test_scaled_values_scale_the_output(backend: str, case: Case, T: int, seed: 
 def test_the_future_changes_nothing(
     operator: str, backend: str, case: Case, T: int, seed: int, data: st.DataObject
 ) -> None:
+    T = affordable(backend, T)
     t = data.draw(st.integers(0, T), label="first changed token")
     x, other = case.inputs(T, seed), case.inputs(T, seed + 2)
     changed = {n: y if y.dim() == 1 else torch.cat([y[:, :t], other[n][:, t:]], 1) for n, y in x.items()}
@@ -174,6 +187,7 @@ def test_the_future_changes_nothing(
 def test_splitting_and_carrying_the_state(
     operator: str, backend: str, case: Case, T: int, seed: int, data: st.DataObject
 ) -> None:
+    T = affordable(backend, T)
     edges = sorted(data.draw(st.lists(st.integers(0, T), min_size=1, max_size=3), label="splits"))
     x, options = case.inputs(T, seed), options_of(operator, case, T)
     expected, expected_state = call(operator, x, **options, output_final_state=True, backend=backend)
@@ -229,6 +243,49 @@ def test_prefill_then_single_steps(operator: str, backend: str, case: Case, T: i
     assert_same_state(state, expected_state)
 
 
+@every_backend
+@few
+@given(case=cases(soft=False, packed=False), T=st.integers(1, 20), seed=seeds, data=st.data())
+def test_following_a_segmentation_in_parts(backend: str, case: Case, T: int, seed: int, data: st.DataObject) -> None:
+    """Also of other tokens than those at hand, and one token at a time."""
+    split = data.draw(st.integers(0, T), label="split")
+    x, options = case.inputs(T, seed), case.options(T)
+    made = segment(case.inputs(T, seed + 2), **case.rules(T))
+    expected, expected_state = call(
+        "dynamic", x, **options, segmentation=made, output_final_state=True, backend="reference"
+    )
+    state, parts = None, []
+    for start, end in [(0, split), *((t, t + 1) for t in range(split, T))]:
+        part = ops.Segmentation(*(y[:, start:end] for y in (made.score, made.boundary, made.merged)))
+        o, state = call(
+            "dynamic",
+            cut(x, start, end),
+            **options,
+            segmentation=part,
+            initial_state=state,
+            output_final_state=True,
+            backend=backend,
+        )
+        parts.append(o)
+    assert_close(torch.cat(parts, 1), expected)
+    assert_same_state(state, expected_state)
+
+
+@every_operator
+@few
+@given(case=cases(soft=False, packed=False), T=st.integers(1, 30), seed=seeds)
+def test_backends_take_over_each_others_states(operator: str, case: Case, T: int, seed: int) -> None:
+    x, options = case.inputs(T + 7, seed), options_of(operator, case, T)
+    expected, expected_state = call(operator, x, **options, output_final_state=True, backend="reference")
+    for first, second in (BACKENDS, BACKENDS[::-1]):
+        _, state = call(operator, cut(x, 0, T), **options, output_final_state=True, backend=first)
+        o, state = call(
+            operator, cut(x, T, T + 7), **options, initial_state=state, output_final_state=True, backend=second
+        )
+        assert_close(o, expected[:, T:])
+        assert_same_state(state, expected_state)
+
+
 @few
 @given(case=cases(packed=False), T=lengths, seed=seeds, data=st.data())
 def test_segmenting_in_two_parts(case: Case, T: int, seed: int, data: st.DataObject) -> None:
@@ -254,6 +311,7 @@ def test_segmenting_in_two_parts(case: Case, T: int, seed: int, data: st.DataObj
 @given(case=cases(packed=True), T=lengths, seed=seeds)
 def test_packing_equals_separate_runs(operator: str, backend: str, case: Case, T: int, seed: int) -> None:
     """Outputs, and with the hard gate final states: also when continuing from states, one sequence being empty."""
+    T = affordable(backend, T)
     x, options = case.inputs(T, seed), options_of(operator, case, T)
     separate = {name: value for name, value in options.items() if name != "cu_seqlens"}
     hard = not (case.soft and operator == "dynamic")
@@ -281,6 +339,7 @@ def test_packing_equals_separate_runs(operator: str, backend: str, case: Case, T
 @few
 @given(case=cases(packed=False), T=lengths, seed=seeds)
 def test_sequences_of_a_batch_do_not_meet(operator: str, backend: str, case: Case, T: int, seed: int) -> None:
+    T = affordable(backend, T)
     x, options = case.inputs(T, seed, B=3), options_of(operator, case, T)
     o, _ = call(operator, x, **options, backend=backend)
     for b, sequence in enumerate(sequences_of(x, case, T)):
@@ -297,6 +356,22 @@ def test_packed_decisions_equal_separate_ones(case: Case, T: int, seed: int) -> 
     parts = [segment(sequence, **rules) for sequence in sequences_of(x, case, T)]
     assert found.boundary.equal(torch.cat([part.boundary for part in parts], 1))
     assert found.merged.equal(torch.cat([part.merged for part in parts], 1))
+
+
+@every_operator
+@every_backend
+@few
+@given(case=cases(), T=st.integers(1, 24), seed=seeds)
+def test_memory_layout_does_not_matter(operator: str, backend: str, case: Case, T: int, seed: int) -> None:
+    """Inputs with strides of their own: heads before time, and every other token of a longer tensor."""
+    x, options = case.inputs(T, seed), options_of(operator, case, T)
+    expected, _ = call(operator, x, **options, backend=backend)
+    for spread in (
+        lambda y: y.transpose(1, 2).contiguous().transpose(1, 2),
+        lambda y: y.repeat_interleave(2, 1)[:, ::2],
+    ):
+        strided = {name: y if y.dim() == 1 else spread(y) for name, y in x.items()}
+        assert_close(call(operator, strided, **options, backend=backend)[0], expected, 1e-12)
 
 
 # --- nothing to do ---------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""`dla bench`: the three operators on the correlated stream, forward, without gradient."""
+"""`dla bench operators`: the three operators on the correlated stream, forward, without gradient."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -41,8 +41,9 @@ def measure(length: int, *, heads: int, key_heads: int, dk: int, dv: int, repeat
     }
     rows = []
     with torch.no_grad():
+        times = median_seconds(calls, repeats=repeats)
         for name, call in calls.items():
-            seconds = median_seconds(call, repeats=repeats)
+            seconds = times[name]
             dynamic = name == "dynamic"
             rows.append(
                 {

@@ -2,7 +2,6 @@
 
 from typing import TypeVar
 
-import torch
 from torch import Tensor
 
 from dla.ops import backends, chunked, reference_batch
@@ -14,6 +13,7 @@ from dla.ops.checks import (
     check_segmentation,
     check_state,
     check_temperature,
+    check_tensor,
 )
 from dla.ops.layout import Layout
 from dla.ops.rules import SLOT_ORDERS, Rules, check_choice
@@ -72,6 +72,8 @@ def dynamic_linear_attention(
     """
     rules = Rules(tau, capacity, merge, score, block)
     check_choice("slot_order", slot_order, SLOT_ORDERS)
+    check_tensor("q", q)
+    check_tensor("lam", lam)
     check_operands(q, k, v, lam, g, beta, route, cu_seqlens)
     check_scale(scale)
     check_temperature(temperature, initial_state is not None or output_final_state or inplace)
@@ -86,25 +88,24 @@ def dynamic_linear_attention(
         route = route.expand(v.shape[:3])
     module = reference_batch if chosen == "reference" else chunked
     wants_state = output_final_state or inplace
-    with torch.autocast(k.device.type, enabled=False):
-        o, final = module.dynamic(
-            q,
-            k,
-            v,
-            lam,
-            g,
-            beta,
-            layout=layout,
-            rules=rules,
-            slot_order=slot_order,
-            route=route,
-            temperature=temperature,
-            scale=_scale(scale, q),
-            segmentation=segmentation,
-            state=initial_state,
-            wants_state=wants_state,
-            inplace=inplace,
-        )
+    o, final = module.dynamic(
+        q,
+        k,
+        v,
+        lam,
+        g,
+        beta,
+        layout=layout,
+        rules=rules,
+        slot_order=slot_order,
+        route=route,
+        temperature=temperature,
+        scale=_scale(scale, q),
+        segmentation=segmentation,
+        state=initial_state,
+        wants_state=wants_state,
+        inplace=inplace,
+    )
     return o, _returned(final, initial_state, wants_state, inplace)
 
 
@@ -127,6 +128,8 @@ def log_linear_attention(
 
     Shapes and the other arguments as in ``dynamic_linear_attention``; lam [B, T, H, levels >= 1].
     """
+    check_tensor("q", q)
+    check_tensor("lam", lam)
     check_operands(q, k, v, lam, g, beta, cu_seqlens=cu_seqlens)
     check_scale(scale)
     check_inplace(inplace, initial_state)
@@ -134,10 +137,9 @@ def log_linear_attention(
     check_state(initial_state, LogLinearState, k, v, layout.sequences)
     module = reference_batch if backends.choose(backend, q) == "reference" else chunked
     wants_state = output_final_state or inplace
-    with torch.autocast(k.device.type, enabled=False):
-        o, final = module.log_linear(
-            q, k, v, lam, g, beta, layout=layout, scale=_scale(scale, q), state=initial_state, wants_state=wants_state
-        )
+    o, final = module.log_linear(
+        q, k, v, lam, g, beta, layout=layout, scale=_scale(scale, q), state=initial_state, wants_state=wants_state
+    )
     return o, _returned(final, initial_state, wants_state, inplace)
 
 
@@ -159,6 +161,7 @@ def linear_attention(
 
     Shapes and the other arguments as in ``dynamic_linear_attention``.
     """
+    check_tensor("q", q)
     check_operands(q, k, v, g=g, beta=beta, cu_seqlens=cu_seqlens)
     check_scale(scale)
     check_inplace(inplace, initial_state)
@@ -166,10 +169,9 @@ def linear_attention(
     check_state(initial_state, LinearState, k, v, layout.sequences)
     module = reference_batch if backends.choose(backend, q) == "reference" else chunked
     wants_state = output_final_state or inplace
-    with torch.autocast(k.device.type, enabled=False):
-        o, final = module.linear(
-            q, k, v, g, beta, layout=layout, scale=_scale(scale, q), state=initial_state, wants_state=wants_state
-        )
+    o, final = module.linear(
+        q, k, v, g, beta, layout=layout, scale=_scale(scale, q), state=initial_state, wants_state=wants_state
+    )
     return o, _returned(final, initial_state, wants_state, inplace)
 
 

@@ -2,6 +2,7 @@
 
 import math
 import os
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -31,18 +32,22 @@ def check_operands(
         raise ValueError(f"k and v need at least one head and one channel, got {list(k.shape)} and {list(v.shape)}")
     if H % Hk:
         raise ValueError(f"k has {Hk} key heads, which must divide the {H} heads of v")
-    expected = {"q": (q, (B, T, Hk, dk)), "g": (g, (B, T, H)), "beta": (beta, (B, T, H))}
+    expected: dict[str, tuple[Tensor | None, tuple[int, ...]]] = {
+        "q": (q, (B, T, Hk, dk)),
+        "g": (g, (B, T, H)),
+        "beta": (beta, (B, T, H)),
+    }
     for name, (x, shape) in expected.items():
         if x is not None:
-            _check_tensor(name, x)
+            check_tensor(name, x)
             if x.shape != shape:
                 raise ValueError(f"{name} must be {list(shape)} to go with k and v, got {list(x.shape)}")
     if lam is not None:
-        _check_tensor("lam", lam)
+        check_tensor("lam", lam)
         if lam.dim() != 4 or lam.shape[:3] != (B, T, H) or lam.shape[3] == 0:
             raise ValueError(f"lam must be [{B}, {T}, {H}, slots >= 1], got {list(lam.shape)}")
     if route is not None:
-        _check_tensor("route", route)
+        check_tensor("route", route)
         if route.shape not in ((H,), (B, T, H)):
             raise ValueError(f"route must be [{H}] or [{B}, {T}, {H}], got {list(route.shape)}")
     _check_kinds(k, {"q": q, "v": v}, {"lam": lam, "g": g, "beta": beta, "route": route})
@@ -53,12 +58,13 @@ def check_operands(
 
 def _check_ranks(k: Tensor, v: Tensor) -> None:
     for name, x in (("k", k), ("v", v)):
-        _check_tensor(name, x)
+        check_tensor(name, x)
         if x.dim() != 4:
             raise ValueError(f"{name} must be [batch, time, heads, dim], got shape {list(x.shape)}")
 
 
-def _check_tensor(name: str, x: object) -> None:
+def check_tensor(name: str, x: object) -> None:
+    """Refuse what is not a floating-point tensor."""
     if not isinstance(x, Tensor) or not x.is_floating_point():
         got = x.dtype if isinstance(x, Tensor) else type(x).__name__
         raise ValueError(f"{name} must be a floating-point tensor, got {got}")
@@ -96,7 +102,7 @@ def check_cu_seqlens(cu_seqlens: Tensor | None, batch: int, time: int, device: t
     if batch != 1:
         raise ValueError(f"cu_seqlens packs sequences in a batch of one, got a batch of {batch}")
     ends = cu_seqlens.tolist()
-    if ends[0] != 0 or ends[-1] != time or any(a > b for a, b in zip(ends, ends[1:], strict=False)):
+    if ends[0] != 0 or ends[-1] != time or any(a > b for a, b in pairwise(ends)):
         shown = ends if len(ends) <= 8 else f"{ends[:4]} … {ends[-4:]}"
         raise ValueError(f"cu_seqlens must start at 0, never decrease and end at {time} (the time of k), got {shown}")
 
@@ -162,10 +168,9 @@ def check_segmentation(
     lengths: tuple[int, ...],
 ) -> None:
     """A given segmentation that fits the input, and whose decisions a memory could have made."""
-    parts = [getattr(seg, name, None) for name in ("score", "boundary", "merged")]
-    if any(not isinstance(x, Tensor) for x in parts):
+    score, boundary, merged = (getattr(seg, name, None) for name in ("score", "boundary", "merged"))
+    if not (isinstance(score, Tensor) and isinstance(boundary, Tensor) and isinstance(merged, Tensor)):
         raise ValueError(f"segmentation must be a Segmentation, got {type(seg).__name__}")
-    score, boundary, merged = parts
     for name, x in (("score", score), ("boundary", boundary), ("merged", merged)):
         if x.shape != shape:
             raise ValueError(f"segmentation.{name} must be {list(shape)} to go with v, got {list(x.shape)}")

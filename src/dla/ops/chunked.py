@@ -3,20 +3,21 @@
 import torch
 from torch import Tensor
 
+from dla.ops.eager import eager
 from dla.ops.engine import ChunkedAttention, Engine, Inputs
 from dla.ops.gate import soft_gate
 from dla.ops.grid import Grid, chunk_length
 from dla.ops.layout import Layout, compute_dtype
 from dla.ops.memories import DynamicMemory, LogLinearMemory, SingleMemory
 from dla.ops.rules import Rules
-from dla.ops.scan import Scan, empty_state, scan
-from dla.ops.segmentation import Segmentation
+from dla.ops.scan import Given, Scan, scan
+from dla.ops.segmentation import Segmentation, decisions
 from dla.ops.state import DynamicState, LinearState, LogLinearState, TokenState
 from dla.ops.step import advance, read
 from dla.ops.unbounded import as_bounded, token_state
 
 
-@torch.compiler.disable
+@eager
 def linear(
     q: Tensor,
     k: Tensor,
@@ -38,7 +39,7 @@ def linear(
     return o, LinearState(matrix=_unsort(matrix, grid)[:, :, 0].contiguous(), length=_length(layout, state, v))
 
 
-@torch.compiler.disable
+@eager
 def log_linear(
     q: Tensor,
     k: Tensor,
@@ -69,7 +70,7 @@ def log_linear(
     return o, LogLinearState(levels=_unsort(levels, grid)[:, :, :width].contiguous(), length=end)
 
 
-@torch.compiler.disable
+@eager
 def dynamic(
     q: Tensor,
     k: Tensor,
@@ -89,9 +90,7 @@ def dynamic(
     wants_state: bool,
     inplace: bool,
 ) -> tuple[Tensor, DynamicState | None]:
-    given = None
-    if segmentation is not None:
-        given = tuple(layout.flat(x) for x in (segmentation.score, segmentation.boundary, segmentation.merged))
+    given = None if segmentation is None else decisions(segmentation, layout)
     if _is_decoding(layout, state, q, k, v, lam, g, beta, route):
         assert state is not None
         return _decode(q, k, v, lam, g, beta, rules, slot_order, route, scale, given, state, inplace)
@@ -170,7 +169,7 @@ def _decode(
     slot_order: str,
     route: Tensor | None,
     scale: float,
-    given: tuple[Tensor, ...] | None,
+    given: Given | None,
     state: DynamicState,
     inplace: bool,
 ) -> tuple[Tensor, DynamicState]:
@@ -180,7 +179,7 @@ def _decode(
     v_t, lam = v[:, 0].to(dtype), lam[:, 0].to(dtype)
     g, beta, route = (None if x is None else x[:, 0].to(dtype) for x in (g, beta, route))
     state = state if inplace else state.clone()
-    advance(state, k, v_t, g, beta, rules, given)  # type: ignore[arg-type]
+    advance(state, k, v_t, g, beta, rules, given)
     return read(state, q, lam, route, slot_order, scale)[:, None].to(v.dtype), state
 
 

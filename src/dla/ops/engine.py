@@ -69,19 +69,18 @@ class Engine:
         return self
 
     def chunks(self, x: Inputs, first: int, count: int) -> Inputs:
-        values = {name: getattr(x, name) for name in NAMES}
-        return Inputs(
-            **{
-                name: None if value is None else self.grid.take(value, first, count).to(self.dtype)
-                for name, value in values.items()
-            }
-        )
+        taken = {
+            name: self.grid.take(value, first, count).to(self.dtype)
+            for name in NAMES
+            if (value := getattr(x, name)) is not None
+        }
+        return Inputs(**taken)
 
     def count(self, first: int) -> int:
         return min(self.group, self.grid.steps - first)
 
-    def run(self, x: Inputs, carry: list[Tensor], first: int, reads: bool) -> tuple[Tensor | None, list[Tensor]]:
-        """One group: its outputs [n, H, G, C, dv] (None unless ``reads``) and the carry after it."""
+    def run(self, x: Inputs, carry: list[Tensor], first: int, reads: bool = True) -> tuple[Tensor, list[Tensor]]:
+        """One group: its outputs [n, H, G, C, dv] (nothing unless ``reads``) and the carry after it."""
         H, G = x.v.shape[1], x.v.shape[2]
         with torch.no_grad():
             plan = self.memory.plan(self.grid, first, G)
@@ -98,7 +97,7 @@ class Engine:
             sums, last = key_sums_after(carry[1], x.k, plan, H)
             after.append(last)
         if not reads:
-            return None, after
+            return x.v.new_empty(0), after
         weights = self.slot_weights(x, plan, sums)
         assert move.P is not None and move.Q is not None
         o = (move.P * token_weights(weights, plan, x.gate)) @ x.v if weights is not None else move.P @ x.v
@@ -124,14 +123,13 @@ def write(Z: Tensor, v: Tensor, plan: Plan, gate: Tensor | None) -> Tensor:
     """What each chunk adds to each place: [n, H, G, groups, dk, dv]."""
     if plan.group is None:
         return (Z.transpose(-1, -2) @ v).unsqueeze(3)
-    n, H, G, C, dk = Z.shape
     place = torch.arange(plan.groups, device=Z.device)
     share = (plan.group[..., None] == place).to(Z.dtype)  # [.., C, groups]
     if gate is not None and plan.group_next is not None:
         later = (plan.group_next[..., None] == place).to(Z.dtype)
         share = share + gate[..., None] * (later - share)
     keys = (share[..., None] * Z[..., None, :]).flatten(-2)  # [.., C, groups * dk]
-    return (keys.transpose(-1, -2) @ v).unflatten(-2, (plan.groups, dk))
+    return (keys.transpose(-1, -2) @ v).unflatten(-2, (plan.groups, Z.shape[-1]))
 
 
 def transport(S: Tensor, T: Tensor | None, written: Tensor, plan: Plan, i: int) -> Tensor:
@@ -175,8 +173,8 @@ class ChunkedAttention(torch.autograd.Function):
     """Outputs and the final carry; gradients of the outputs with respect to every input."""
 
     @staticmethod
-    def forward(ctx: Any, engine: Engine, keeps: bool, carry: list[Tensor], *tensors: Tensor | None) -> Any:
-        grid, x = engine.grid, Inputs(*tensors)  # type: ignore[arg-type]
+    def forward(ctx: Any, engine: Engine, keeps: bool, carry: list[Tensor], *tensors: Any) -> Any:
+        grid, x = engine.grid, Inputs(*tensors)
         o = torch.zeros_like(x.v)
         carry = [c.clone() for c in carry]
         checkpoints = []
@@ -185,8 +183,7 @@ class ChunkedAttention(torch.autograd.Function):
             if keeps and first % engine.spacing == 0:
                 checkpoints.append([c[:n].clone() for c in carry])
             part = engine.chunks(x, first, engine.count(first))
-            out, after = engine.run(part, [c[:n] for c in carry], first, reads=True)
-            assert out is not None
+            out, after = engine.run(part, [c[:n] for c in carry], first)
             grid.put(o, first, engine.count(first), out)
             for c, new in zip(carry, after, strict=True):
                 c[:n] = new
@@ -199,18 +196,17 @@ class ChunkedAttention(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, do: Tensor, *_: Any) -> Any:
         engine: Engine = ctx.engine
-        grid, tensors = engine.grid, ctx.saved_tensors
-        x = Inputs(*tensors)
+        grid, x = engine.grid, Inputs(*ctx.saved_tensors)
         wanted = [name for name, needs in zip(NAMES, ctx.needs_input_grad[3:], strict=True) if needs]
         grads = {name: torch.zeros_like(getattr(x, name)) for name in wanted}
         d_carry: list[Tensor] | None = None
         for block in range((grid.steps - 1) // engine.spacing * engine.spacing, -1, -engine.spacing):
-            carry = ctx.checkpoints.pop()
+            carry = ctx.checkpoints[block // engine.spacing]
             firsts = range(block, min(block + engine.spacing, grid.steps), engine.group)
             starts = [carry]
             for first in firsts[:-1]:
                 part = engine.chunks(x, first, engine.count(first))
-                _, carry = engine.run(part, [c[: grid.active(first)] for c in carry], first, reads=False)
+                carry = engine.run(part, [c[: grid.active(first)] for c in carry], first, reads=False)[1]
                 starts.append(carry)
             for first in reversed(firsts):
                 n = grid.active(first)
@@ -228,18 +224,18 @@ def _backward_group(
     grads: dict[str, Tensor],
 ) -> list[Tensor]:
     """Add one group's input gradients to ``grads``; returns the gradient of its carry."""
-    grid, count, n = engine.grid, engine.count(first), carry[0].shape[0]
+    grid, count = engine.grid, engine.count(first)
     part = engine.chunks(x, first, count)
     leaves = [getattr(part, name).requires_grad_() for name in grads]
     carry = [c.detach().requires_grad_() for c in carry]
     with torch.enable_grad():
-        o, after = engine.run(part, carry, first, reads=True)
+        o, after = engine.run(part, carry, first)
     d_after = [torch.zeros_like(c) for c in after]
     if d_carry is not None:  # sequences that ended earlier have no gradient from later groups
         for d, later in zip(d_after, d_carry, strict=True):
             d[: later.shape[0]] = later
     outputs = [(o, grid.take(do, first, count).to(engine.dtype)), *zip(after, d_after, strict=True)]
-    outputs = [(y, dy) for y, dy in outputs if y is not None and y.requires_grad]
+    outputs = [(y, dy) for y, dy in outputs if y.requires_grad]
     found = torch.autograd.grad(
         [y for y, _ in outputs], [*leaves, *carry], [dy for _, dy in outputs], allow_unused=True
     )

@@ -1,6 +1,7 @@
 """Where sequences lie in a batch: one description for [B, T] batches and for packed ones."""
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -20,7 +21,7 @@ class Layout:
         if cu_seqlens is None:
             return cls(batch, time, (time,) * batch, False)
         ends = cu_seqlens.tolist()
-        return cls(batch, time, tuple(b - a for a, b in zip(ends, ends[1:], strict=False)), True)
+        return cls(batch, time, tuple(b - a for a, b in pairwise(ends)), True)
 
     @property
     def offsets(self) -> tuple[int, ...]:

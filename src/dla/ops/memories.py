@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from dla.ops import cpu
 from dla.ops.grid import Grid
 
 
@@ -139,7 +140,7 @@ class DynamicMemory:
         last = (size[..., None] + change.flatten(2).cumsum(-1) - 1).unflatten(2, (count, grid.chunk))
         size = torch.cat([size[..., None], last[..., :-1, -1] + 1], -1)  # [n, H, G]
         live = int(size.max()) if size.numel() else 0
-        return History(live, _follow(size, last, merged, live), last, merged, size)
+        return History(live, follow(size, last, merged, live), last, merged, size)
 
     def _soften(self, plan: Plan, boundary: Tensor, live: int) -> None:
         """Where the two parts of each token go: (1 - p) to the state current before it, p to the next one opened."""
@@ -164,8 +165,10 @@ class DynamicMemory:
         plan.high = live + 1
 
 
-def _follow(size: Tensor, last: Tensor, merged: Tensor, live: int) -> Tensor:
+def follow(size: Tensor, last: Tensor, merged: Tensor, live: int) -> Tensor:
     """The chronological index of every row and token after every step: a merge moves all younger ones down by one."""
+    if size.device.type == "cpu" and cpu.library() is not None:
+        return cpu.run_follow(size, last, merged, live)
     C, kind = last.shape[-1], torch.int32
     rows = (size[..., None] - 1 - torch.arange(live, device=size.device)).to(kind)
     x = torch.cat([rows, rows.new_zeros(*size.shape, C)], -1)

@@ -7,6 +7,7 @@ start from are constants.
 
 import math
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -69,7 +70,7 @@ def information(k: Tensor, v: Tensor, beta: Tensor | None, S: Tensor, kind: str)
 def merge_costs(memory: list[Slot], rule: str) -> list[float]:
     """The cost of merging each adjacent pair."""
     costs = []
-    for a, b in zip(memory, memory[1:], strict=False):
+    for a, b in pairwise(memory):
         if rule == "density":
             cost = (a.info + b.info) / (a.count + b.count)
         elif rule == "similarity":

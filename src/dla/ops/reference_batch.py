@@ -24,11 +24,13 @@ class Heads:
             for h in range(self.heads):
                 yield n, slice(start, start + length), h
 
-    def cut(self, x: Tensor | None, part: slice, h: int, keys: bool = False) -> Tensor | None:
-        if x is None:
-            return None
-        x = self.layout.flat(x)[part, h // self.group if keys else h]
-        return x.to(compute_dtype(x.dtype))
+    def cut(self, x: Tensor, part: slice, h: int) -> Tensor:
+        """[T_n, ...] of head h; of its key group if x has key heads."""
+        head = h // self.group if x.shape[2] < self.heads else h
+        return self.layout.flat(x)[part, head].to(compute_dtype(x.dtype))
+
+    def maybe(self, x: Tensor | None, part: slice, h: int) -> Tensor | None:
+        return None if x is None else self.cut(x, part, h)
 
     def join(self, outputs: list[Tensor], v: Tensor) -> Tensor:
         """Per (sequence, head) [T_n, dv] -> [B, T, H, dv]"""
@@ -51,11 +53,11 @@ def linear(
     heads, outputs, finals = Heads(layout, v.shape[2], k.shape[2]), [], []
     for n, part, h in heads:
         o, S = reference.linear_head(
-            heads.cut(q, part, h, keys=True),
-            heads.cut(k, part, h, keys=True),
+            heads.cut(q, part, h),
+            heads.cut(k, part, h),
             heads.cut(v, part, h),
-            heads.cut(g, part, h),
-            heads.cut(beta, part, h),
+            heads.maybe(g, part, h),
+            heads.maybe(beta, part, h),
             scale=scale,
             S=None if state is None else state.matrix[n, h],
         )
@@ -88,12 +90,12 @@ def log_linear(
         position = 0 if state is None else int(state.length[n])
         live = [i for i in range(position.bit_length()) if position >> i & 1]
         o, final = reference.log_linear_head(
-            heads.cut(q, part, h, keys=True),
-            heads.cut(k, part, h, keys=True),
+            heads.cut(q, part, h),
+            heads.cut(k, part, h),
             heads.cut(v, part, h),
             heads.cut(lam, part, h),
-            heads.cut(g, part, h),
-            heads.cut(beta, part, h),
+            heads.maybe(g, part, h),
+            heads.maybe(beta, part, h),
             scale=scale,
             levels={i + 1: state.levels[n, h, i] for i in live} if state is not None else None,
             position=position,
@@ -127,15 +129,15 @@ def dynamic(
     memories, made = [], []
     for n, part, h in heads:
         o, memory, decisions = reference.dynamic_head(
-            heads.cut(q, part, h, keys=True),
-            heads.cut(k, part, h, keys=True),
+            heads.cut(q, part, h),
+            heads.cut(k, part, h),
             heads.cut(v, part, h),
             heads.cut(lam, part, h),
-            heads.cut(g, part, h),
-            heads.cut(beta, part, h),
+            heads.maybe(g, part, h),
+            heads.maybe(beta, part, h),
             rules=rules,
             slot_order=slot_order,
-            route=heads.cut(route, part, h),
+            route=heads.maybe(route, part, h),
             temperature=temperature,
             scale=scale,
             memory=memory_of(state, n, h),
@@ -252,8 +254,8 @@ def token_state(
                     if x is not None:
                         new[n, h, :old] = x[n, h, :old]
             now = slice(old, int(length[n]))
-            k_h, v_h = heads.cut(k, part, h, keys=True), heads.cut(v, part, h)
-            g_h, beta_h = heads.cut(g, part, h), heads.cut(beta, part, h)
+            k_h, v_h = heads.cut(k, part, h), heads.cut(v, part, h)
+            g_h, beta_h = heads.maybe(g, part, h), heads.maybe(beta, part, h)
             for t in range(k_h.shape[0]):
                 g_t, beta_t = None if g_h is None else g_h[t], None if beta_h is None else beta_h[t]
                 past = slice(0, old + t)

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from dla.ops import cpu
+from dla.ops.eager import eager
 from dla.ops.layout import Layout, compute_dtype
 from dla.ops.rules import MERGES, SCORES, Rules
 from dla.ops.state import DynamicState, TokenState
@@ -37,6 +38,7 @@ class Scan:
 Given = tuple[Tensor, Tensor, Tensor]  # score, boundary, merged [B * T, H]
 
 
+@eager
 @torch.no_grad()
 def scan(
     k: Tensor,
@@ -53,12 +55,15 @@ def scan(
     """Decide every step of every sequence (or follow ``given`` decisions); k [B, T, Hk, dk], v [B, T, H, dv]."""
     device, dtype = k.device, compute_dtype(k.dtype)
     compiled = cpu.library() is not None
-    flat = [None if x is None else layout.flat(x).to(dtype) for x in (k, v, g, beta)]
-    if compiled:  # the scan is sequential: even a GPU's tensors go through the compiled routine
-        flat = [None if x is None else x.cpu().contiguous() for x in flat]
+    home = torch.device("cpu") if compiled else device  # sequential work: a GPU's tensors go to the compiled routine
+
+    def flat(x: Tensor) -> Tensor:
+        return layout.flat(x).to(home, dtype).contiguous()
+
+    k, v = flat(k), flat(v)
+    g, beta = None if g is None else flat(g), None if beta is None else flat(beta)
     run = _compiled if compiled else _fallback
-    result = run(*flat, layout, rules, state, given, wants_reads)  # type: ignore[arg-type]
-    return _to(result, device)
+    return _to(run(k, v, g, beta, layout, rules, state, given, wants_reads), device)
 
 
 def _empty(k: Tensor, v: Tensor, layout: Layout, rules: Rules, given: Given | None, wants_reads: bool) -> Scan:

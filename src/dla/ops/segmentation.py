@@ -10,7 +10,7 @@ from torch import Tensor
 from dla.ops.checks import check_dynamic_state, check_operands, check_state
 from dla.ops.layout import Layout
 from dla.ops.rules import Rules
-from dla.ops.scan import scan
+from dla.ops.scan import Given, scan
 from dla.ops.state import DynamicState
 
 
@@ -80,7 +80,10 @@ def segment(
     initial_state: DynamicState | None = None,
     cu_seqlens: Tensor | None = None,
 ) -> Segmentation:
-    """The decisions that ``dynamic_linear_attention`` would make: k [B, T, Hk, dk], v [B, T, H, dv], g, beta [B, T, H]."""
+    """The decisions that ``dynamic_linear_attention`` would make.
+
+    k [B, T, Hk, dk], v [B, T, H, dv], g, beta [B, T, H]; the options are that operator's.
+    """
     rules = Rules(tau, capacity, merge, score, block)
     check_operands(None, k, v, g=g, beta=beta, cu_seqlens=cu_seqlens)
     layout = Layout.of(k.shape[0], k.shape[1], cu_seqlens)
@@ -100,4 +103,13 @@ def segmentation_of(
         layout.unflat(merged),
         layout.lengths if layout.packed else None,
         None if state is None else state.counts,
+    )
+
+
+def decisions(segmentation: Segmentation, layout: Layout) -> Given:
+    """Score, boundary and merged on the flat token axis [B * T, H]."""
+    return (
+        layout.flat(segmentation.score),
+        layout.flat(segmentation.boundary),
+        layout.flat(segmentation.merged),
     )

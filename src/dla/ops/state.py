@@ -1,4 +1,7 @@
-"""What the operators carry between calls. States are values: an operator changes one only when told ``inplace=True``."""
+"""What the operators carry between calls.
+
+States are values: an operator changes one only when it is told so by ``inplace=True``.
+"""
 
 import json
 from collections.abc import Callable, Sequence
@@ -86,17 +89,23 @@ class State:
     @classmethod
     def cat(cls, states: "Sequence[Self]") -> Self:
         """One state of all the sequences, in order."""
+        if not states:
+            raise ValueError("cat takes at least one state, got none")
         first = states[0]
-        if any(type(s) is not type(first) or s.settings() != first.settings() for s in states):
-            raise ValueError("cat takes states of one kind with equal settings, got " + ", ".join(map(repr, states)))
+        if any(s._kind() != first._kind() for s in states):
+            raise ValueError("cat takes states of one kind, shape and settings, got " + ", ".join(map(repr, states)))
         joined = {}
         for name in first.tensors():
             parts = [getattr(s, name) for s in states]
-            if name in cls.growing:
+            if name in first.growing:
                 widest = max(x.shape[2] for x in parts)
                 parts = [_widen(x, widest) for x in parts]
             joined[name] = torch.cat(parts)
         return type(first)(**dict.fromkeys(first.tensor_names), **first.settings())._set(joined)
+
+    def _kind(self) -> tuple[object, ...]:
+        """What states must share to stand in one batch."""
+        return type(self), self.settings(), tuple(self.tensors()), self.shape[1:], self.dtype, self.device
 
     def assign(self, other: Self) -> Self:
         """Take over the content of ``other``, in this object (and in its memory where the shapes allow)."""
@@ -155,7 +164,7 @@ class LogLinearState(State):
 class DynamicState(State):
     """At most ``capacity`` matrices a head, in rows; ``order`` lists the rows from the oldest state to the newest."""
 
-    tensor_names = ("matrices", "order", "size", "count", "info", "key_sums", "length")
+    tensor_names: ClassVar[tuple[str, ...]] = ("matrices", "order", "size", "count", "info", "key_sums", "length")
     setting_names = ("capacity",)
 
     matrices: Tensor  # [N, H, K, dk, dv], zero in free rows

@@ -50,3 +50,16 @@ def run_scan(tensors: dict[str, Tensor | None], numbers: dict[str, int], tau: fl
     args = ScanArgs(tau=tau, threads=torch.get_num_threads(), **numbers, **pointers)
     function = lib.dla_scan_f64 if dtype == torch.float64 else lib.dla_scan_f32
     function(ctypes.byref(args))
+
+
+def run_follow(size: Tensor, last: Tensor, merged: Tensor, live: int) -> Tensor:
+    """``memories.follow`` on CPU int64 tensors: size [...], last and merged [..., C] -> [..., C, live + C]."""
+    lib = library()
+    if lib is None:
+        raise RuntimeError("the compiled scan is not available")
+    chunk = last.shape[-1]
+    items = last.new_empty(*last.shape, live + chunk)
+    inputs = [x.contiguous() for x in (size, last, merged)]
+    pointers = [ctypes.c_void_p(x.data_ptr()) for x in (*inputs, items)]
+    lib.dla_follow(*map(ctypes.c_int64, (size.numel(), chunk, live)), *pointers)
+    return items

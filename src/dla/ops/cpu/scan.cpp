@@ -311,7 +311,26 @@ template <class T> static void scan_all(const ScanArgs &args) {
     for (auto &thread : threads) thread.join();
 }
 
+// Chronological index of every item (`live` rows, newest first, then the chunk's tokens) after every step of a chunk.
+static void follow(int64_t chunk, int64_t live, int64_t size, const int64_t *last, const int64_t *merged, int64_t *out) {
+    const int64_t items = live + chunk;
+    std::vector<int64_t> x(items, 0);
+    for (int64_t r = 0; r < live; ++r) x[r] = size - 1 - r;
+    for (int64_t t = 0; t < chunk; ++t, out += items) {
+        if (merged[t] >= 0)
+            for (int64_t i = 0; i < items; ++i) x[i] -= x[i] > merged[t];
+        x[live + t] = last[t];
+        std::copy(x.begin(), x.end(), out);
+    }
+}
+
 extern "C" {
+// size [n], last and merged [n, chunk] -> items [n, chunk, live + chunk]
+void dla_follow(int64_t n, int64_t chunk, int64_t live, const int64_t *size, const int64_t *last, const int64_t *merged,
+                int64_t *items) {
+    for (int64_t i = 0; i < n; ++i)
+        follow(chunk, live, size[i], last + i * chunk, merged + i * chunk, items + i * chunk * (live + chunk));
+}
 void dla_scan_f32(const ScanArgs *args) { scan_all<float>(*args); }
 void dla_scan_f64(const ScanArgs *args) { scan_all<double>(*args); }
 }
