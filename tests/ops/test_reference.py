@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from tests.ops import quadratic
 from tests.ops.common import (
+    BACKENDS,
     MODES,
     VALUES,
     Case,
@@ -20,6 +21,7 @@ from tests.ops.common import (
     assert_close,
     assert_same_decisions,
     call,
+    cut,
     make_inputs,
     product_cases,
     sample_cases,
@@ -151,7 +153,7 @@ def one_hot(tokens: list[int], dim: int = 6) -> Inputs:
 
 @pytest.mark.parametrize("merge", VALUES["merge"])
 @pytest.mark.parametrize("tokens", [[0, 1, 2, 3, 4, 5], [0, 0, 1, 1, 2, 2, 0, 1, 2, 3], [0, 1] * 6])
-def test_ties_go_to_the_oldest_pair(tokens: list[int], merge: str) -> None:
+def test_ties_go_to_the_oldest_pair(tokens: list[int], merge: str, any_scan: str) -> None:
     x = one_hot(tokens)
     expected = decide(x, capacity=3, merge=merge)
     assert (expected.merged >= 0).any()
@@ -162,20 +164,24 @@ def test_ties_go_to_the_oldest_pair(tokens: list[int], merge: str) -> None:
         assert expected.merged[0, :, 0].tolist() == [-1, -1, -1, 0, 0, 0]
 
 
-def test_nearly_equal_costs_are_ties() -> None:
-    """Ward costs 1 + 4e-7, 1, 1: the first is within 1e-6 of the smallest and wins; at 1 + 4e-6 it loses."""
-    for excess, winner in ((4e-7, 0), (4e-6, 1)):
-        x = one_hot([0, 1, 2, 3, 4])
-        x["v"][0, 0] *= math.sqrt(1 + 2 * excess)
-        rules = {"capacity": 4, "merge": "ward"}
-        assert decide(x, **rules).merged[0, 4, 0] == winner
-        assert segment(x, **rules).merged[0, 4, 0] == winner
+@pytest.mark.parametrize(("excess", "winner"), [(4e-7, 0), (4e-6, 1)])
+def test_nearly_equal_costs_are_ties(excess: float, winner: int, any_scan: str) -> None:
+    """Ward costs 1 + excess, 1, 1: the first is the oldest, and wins within 1e-6 of the smallest."""
+    x = one_hot([0, 1, 2, 3, 4])
+    x["v"][0, 0] *= math.sqrt(1 + 2 * excess)
+    rules = {"capacity": 4, "merge": "ward"}
+    assert decide(x, **rules).merged[0, 4, 0] == winner
+    assert segment(x, **rules).merged[0, 4, 0] == winner
+    for backend in BACKENDS:
+        _, state = call("dynamic", cut(x, 0, 4), **rules, output_final_state=True, backend=backend)
+        _, state = call("dynamic", cut(x, 4, 5), **rules, initial_state=state, output_final_state=True, backend=backend)
+        assert state.counts[0, 0].tolist() == ([2, 1, 1, 1] if winner == 0 else [1, 2, 1, 1])
 
 
 @pytest.mark.parametrize("score", VALUES["score"])
 @pytest.mark.parametrize("merge", VALUES["merge"])
 @pytest.mark.parametrize("mode", MODES)
-def test_zero_tokens_and_zero_states(mode: str, merge: str, score: str) -> None:
+def test_zero_tokens_and_zero_states(mode: str, merge: str, score: str, any_scan: str) -> None:
     """Zero keys, values or steps score 0 and are counted; a zero state scores sqrt 2 against a token."""
     x = make_inputs(mode, T=T)
     x["v"][0, :3] = 0  # opens a zero state

@@ -9,26 +9,37 @@ from dla.ops.rules import FIRST_SCORE, FLAT, TIE
 def information(
     product: Tensor, norm_k: Tensor, norm_v: Tensor, beta: Tensor | None, norm_S: Tensor, kind: str
 ) -> Tensor:
-    """I_t = sqrt(2 - 2 cos) from k^T S v, the norms and beta, all of one shape; differentiable."""
-    token = norm_k * norm_v if beta is None else beta.abs() * norm_k * norm_v
-    if kind == "token":
-        cos = _ratio(product if beta is None else product * beta.sign(), norm_k, norm_v, norm_S)
-    else:
-        inner = product if beta is None else beta * product
-        square = norm_S.square() + 2 * inner + token.square()
-        positive = square > 0
-        left = torch.where(positive, square, 1).sqrt()
-        cos = torch.where(positive | square.isnan(), _ratio(norm_S.square() + inner, left, norm_S), 0)
+    """I_t = sqrt(2 - 2 cos), differentiable; all of one shape.
+
+    ``product`` is k^T S v of the unit vectors k and v, norms are those of the vectors and of S.
+    """
+    token = norm_k * norm_v
+    cos = product / torch.where(norm_S == 0, 1, norm_S)
+    if beta is not None:
+        token, cos = beta.abs() * token, beta.sign() * cos
+    if kind == "state":  # the angle between S + token and S, both measured by the larger
+        largest = torch.maximum(token, norm_S).detach()
+        largest = torch.where(largest == 0, 1, largest)
+        a, b = norm_S / largest, token / largest
+        square = a.square() + 2 * a * b * cos + b.square()
+        gone = square <= 0
+        cos = torch.where(gone, 0, (a + b * cos) / torch.where(gone, 1, square).sqrt())
     cos = torch.where(1 - cos < FLAT, cos.detach(), cos)
     score = (2 - 2 * cos.clamp(-1, 1)).sqrt()
     return torch.where(token == 0, 0, torch.where(norm_S == 0, FIRST_SCORE, score))
 
 
-def _ratio(x: Tensor, *norms: Tensor) -> Tensor:
-    """x over the norms one by one (their product could overflow), a zero norm counting as one."""
-    for norm in norms:
-        x = x / torch.where(norm == 0, 1, norm)
-    return x
+def safe_norm(x: Tensor, dims: int = 1) -> Tensor:
+    """The norm over the last ``dims`` dimensions, without overflow or underflow of the squares; differentiable."""
+    x = x.flatten(-dims) if dims > 1 else x
+    largest = x.detach().abs().amax(-1)
+    largest = torch.where((largest > 0) & (largest < torch.inf), largest, 1)
+    return largest * (x / largest[..., None]).norm(dim=-1)
+
+
+def unit(x: Tensor, norm: Tensor) -> Tensor:
+    """x over its norm, zero where that is zero."""
+    return x / torch.where(norm == 0, 1, norm)[..., None]
 
 
 def pair_costs(count: Tensor, info: Tensor, matrices: Tensor | None, rule: str) -> Tensor:
@@ -38,12 +49,10 @@ def pair_costs(count: Tensor, info: Tensor, matrices: Tensor | None, rule: str) 
         return (info[:, :-1] + info[:, 1:]) / (n + m)
     flat = matrices.flatten(2)
     if rule == "similarity":
-        norm = flat.norm(dim=-1)
-        norms = norm[:, :-1] * norm[:, 1:]
-        inner = (flat[:, :-1] * flat[:, 1:]).sum(-1)
-        return torch.where(norms == 0, 0, -inner / norms)
+        flat = unit(flat, safe_norm(flat))
+        return -(flat[:, :-1] * flat[:, 1:]).sum(-1)
     mean = flat / count[..., None]
-    return n * m / (n + m) * (mean[:, :-1] - mean[:, 1:]).square().sum(-1)
+    return n * m / (n + m) * safe_norm(mean[:, :-1] - mean[:, 1:]).double().square()
 
 
 def cheapest_pair(cost: Tensor) -> Tensor:

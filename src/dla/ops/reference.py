@@ -55,10 +55,10 @@ def information(k: Tensor, v: Tensor, beta: Tensor | None, S: Tensor, kind: str)
     """I_t = sqrt(2 - 2 cos), of the token against S, or of S with the token against S without it."""
     S = S.detach()
     token = torch.outer(k, v) if beta is None else beta * torch.outer(k, v)
-    norm_token, norm_S = token.norm(), S.norm()
+    norm_token, norm_S = norm(token), norm(S)
     if norm_token == 0:
         return token.new_zeros(())
-    left, norm_left = (token, norm_token) if kind == "token" else (S + token, (S + token).norm())
+    left, norm_left = (token, norm_token) if kind == "token" else (S + token, norm(S + token))
     if norm_left == 0 or norm_S == 0:
         return token.new_tensor(FIRST_SCORE)
     cos = ((left / norm_left) * (S / norm_S)).sum()
@@ -74,11 +74,11 @@ def merge_costs(memory: list[Slot], rule: str) -> list[float]:
         if rule == "density":
             cost = (a.info + b.info) / (a.count + b.count)
         elif rule == "similarity":
-            norms = a.hard.norm() * b.hard.norm()
-            cost = float(-(a.hard * b.hard).sum() / norms) if norms > 0 else 0.0
+            norm_a, norm_b = norm(a.hard), norm(b.hard)
+            cost = 0.0 if norm_a == 0 or norm_b == 0 else -((a.hard / norm_a) * (b.hard / norm_b)).sum().item()
         else:
-            gap = (a.hard / a.count - b.hard / b.count).square().sum()
-            cost = float(gap) * a.count * b.count / (a.count + b.count)
+            gap = norm(a.hard / a.count - b.hard / b.count).item() ** 2
+            cost = gap * a.count * b.count / (a.count + b.count)
         costs.append(cost)
     return costs
 
@@ -223,6 +223,12 @@ def linear_head(
         S = S + (torch.outer(k[t], v[t]) if beta_t is None else beta_t * torch.outer(k[t], v[t]))
         outputs.append(scale * (q[t] @ S))
     return stacked(outputs, v), S
+
+
+def norm(x: Tensor) -> Tensor:
+    """The Frobenius norm, without overflow or underflow of the squares."""
+    largest = x.detach().abs().max()
+    return largest * (x / largest).norm() if 0 < largest < torch.inf else x.norm()
 
 
 def unit(x: Tensor) -> Tensor:

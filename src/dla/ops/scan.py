@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from dla.ops import cpu
+from dla.ops.decide import safe_norm, unit
 from dla.ops.eager import eager
 from dla.ops.layout import Layout, compute_dtype
 from dla.ops.rules import MERGES, SCORES, Rules
@@ -17,8 +18,8 @@ from dla.ops.step import advance
 class Reads:
     """What the soft gate differentiates: the hard current state S before each step, seen by that step's token."""
 
-    state_k: Tensor  # [B * T, H, dv] S^T k
-    state_v: Tensor  # [B * T, H, dk] S v
+    state_k: Tensor  # [B * T, H, dv] S^T k, with k over its norm
+    state_v: Tensor  # [B * T, H, dk] S v, with v over its norm
     norm: Tensor  # [B * T, H] |S|, 0 before a sequence's first token
 
 
@@ -227,9 +228,9 @@ def _fallback(
 def _save_reads(reads: Reads, memory: DynamicState, k: Tensor, v: Tensor, at: Tensor, active: Tensor) -> None:
     last = memory.order.gather(2, (memory.size - 1).clamp_min(0)[..., None])
     S = memory.matrices.gather(2, last[..., None, None].expand(-1, -1, -1, *memory.matrices.shape[3:]))[:, :, 0]
-    reads.state_k[at] = (k[:, :, None] @ S)[:, :, 0][active]
-    reads.state_v[at] = (S @ v[..., None])[..., 0][active]
-    reads.norm[at] = S.norm(dim=(2, 3))[active]
+    reads.state_k[at] = (unit(k, safe_norm(k))[:, :, None] @ S)[:, :, 0][active]
+    reads.state_v[at] = (S @ unit(v, safe_norm(v))[..., None])[..., 0][active]
+    reads.norm[at] = safe_norm(S, dims=2)[active]
 
 
 def _to(result: Scan, device: torch.device) -> Scan:

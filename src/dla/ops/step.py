@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from dla.ops.decide import cheapest_pair, information, pair_costs
+from dla.ops.decide import cheapest_pair, information, pair_costs, safe_norm, unit
 from dla.ops.rules import FIRST_SCORE, Rules
 from dla.ops.state import DynamicState
 
@@ -35,8 +35,9 @@ def advance(
     # 1. score, 2. boundary
     if given is None:
         current = S[heads, order[heads, (size - 1).clamp_min(0)]]
-        product = ((k[:, None] @ current)[:, 0] * v).sum(-1)
-        score = information(product, k.norm(dim=-1), v.norm(dim=-1), beta, current.norm(dim=(1, 2)), rules.score)
+        norm_k, norm_v = safe_norm(k), safe_norm(v)
+        product = ((unit(k, norm_k)[:, None] @ current)[:, 0] * unit(v, norm_v)).sum(-1)
+        score = information(product, norm_k, norm_v, beta, safe_norm(current, dims=2), rules.score)
         score = torch.where(size == 0, FIRST_SCORE, score)
         if rules.block is None:
             boundary = (score >= rules.tau) | (size == 0)

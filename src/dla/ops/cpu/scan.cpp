@@ -35,9 +35,15 @@ struct ScanArgs {
     int64_t *merged_io;               // [T, H]
     int64_t *size, *count;            // [N, H], [N, H, capacity]; unused without a capacity
     double *info;                     // [N, H, capacity]
-    void *state_k, *state_v, *norm;   // [T, H, dv], [T, H, dk], [T, H] or null: S^T k, S v, |S| before each step
+    void *state_k, *state_v, *norm;   // [T, H, dv], [T, H, dk], [T, H] or null: S^T k, S v, |S| before each step,
+                                      // k and v over their norms
 };
 
+template <class T> static double sum_squares(const T *x, int64_t n) {
+    double total = 0;
+    for (int64_t i = 0; i < n; ++i) total += double(x[i]) * double(x[i]);
+    return total;
+}
 template <class T> INLINE double dot_body(const T *a, const T *b, int64_t n) {
     double total = 0;
     int64_t i = 0;
@@ -59,8 +65,8 @@ template <class T> INLINE void read_body(const T *S, const T *k, T *y, int64_t d
         for (int64_t j = 0; j < dv; ++j) y[j] += ki * row[j];
     }
 }
-// S = a S + k w^T; returns |S|^2
-template <class T> INLINE double update_body(T *S, T a, const T *k, const T *w, T *square, int64_t dk, int64_t dv) {
+// S = a S + k w^T; returns |S|^2 (in double: squares of floats leave the range of float)
+template <class T> INLINE double update_body(T *S, T a, const T *k, const T *w, double *square, int64_t dk, int64_t dv) {
     for (int64_t j = 0; j < dv; ++j) square[j] = 0;
     for (int64_t i = 0; i < dk; ++i) {
         const T ki = k[i];
@@ -68,7 +74,7 @@ template <class T> INLINE double update_body(T *S, T a, const T *k, const T *w, 
         for (int64_t j = 0; j < dv; ++j) {
             const T x = a * row[j] + ki * w[j];
             row[j] = x;
-            square[j] += x * x;
+            square[j] += double(x) * double(x);
         }
     }
     double total = 0;
@@ -83,7 +89,7 @@ template <class T> INLINE void add_body(T *A, T a, const T *B, T b, int64_t n) {
 #define KERNELS(T)                                                                                                     \
     CLONES static double dot(const T *a, const T *b, int64_t n) { return dot_body(a, b, n); }                          \
     CLONES static void read(const T *S, const T *k, T *y, int64_t dk, int64_t dv) { read_body(S, k, y, dk, dv); }      \
-    CLONES static double update(T *S, T a, const T *k, const T *w, T *q, int64_t dk, int64_t dv) {                     \
+    CLONES static double update(T *S, T a, const T *k, const T *w, double *q, int64_t dk, int64_t dv) {                \
         return update_body(S, a, k, w, q, dk, dv);                                                                     \
     }                                                                                                                  \
     CLONES static void add(T *A, T a, const T *B, T b, int64_t n) { add_body(A, a, B, b, n); }
@@ -103,12 +109,12 @@ static int64_t cheapest_pair(const std::vector<double> &cost) {
     return 0;
 }
 
-// A state that is no longer current. Its matrix is as of token `since`; transitions after that are pending:
-// scalar decays in `factor`, delta-rule ones in the token log.
+// A state that is no longer current is factor * matrix. The factor holds its decays and keeps the matrix near one, so
+// that squares stay in range; the delta rule's other transitions since token `since` are pending.
 struct Past {
     int64_t row;    // of the matrix store
-    int64_t since;  // first token whose transition is not yet in the matrix
-    double factor;  // decays not yet in the matrix
+    int64_t since;  // first token whose delta-rule transition is not yet in the matrix
+    double factor;
     double square;  // |matrix|^2
     double next;    // <matrix, matrix of the next state>
 };
@@ -119,17 +125,18 @@ template <class T> struct Head {
     const bool wants_current, wants_pasts;
     std::vector<int64_t> count;  // per state, oldest first, the current one last
     std::vector<double> info, cost;
-    std::vector<T> S, y, w, square, store;  // the current state; scratch; matrices of the past states
+    std::vector<T> S, y, w, unit_k, unit_v, store;  // the current state; scratch; matrices of the past states
+    std::vector<double> square;
     std::vector<Past> past;
     std::vector<int64_t> free_rows;
-    double norm2 = 0;
+    double norm2 = 0, norm_k = 0, norm_v = 0;
     bool open = false;  // whether there is a current state
 
     Head(const ScanArgs &a, int64_t sequence, int64_t head)
         : args(a), n(sequence), h(head), dk(a.dk), dv(a.dv), size_matrix(a.dk * a.dv),
           wants_current(a.decide || a.state_k), wants_pasts(a.decide && a.capacity && a.merge != 0) {
         S.resize(wants_current ? size_matrix : 0);
-        y.resize(dv), w.resize(dv), square.resize(dv);
+        y.resize(dv), w.resize(dv), square.resize(dv), unit_k.resize(dk), unit_v.resize(dv);
         if (wants_pasts) {
             store.resize(a.capacity * size_matrix);
             for (int64_t row = a.capacity; row-- > 0;) free_rows.push_back(row);
@@ -150,34 +157,47 @@ template <class T> struct Head {
         for (int64_t i = 0; i < size; ++i) {
             count.push_back(args.count0[at * args.carried + i]);
             info.push_back(args.info0[at * args.carried + i]);
-            if (i + 1 < size && wants_pasts) keep(matrices + i * size_matrix, args.offset[n]);
+            if (i + 1 < size && wants_pasts) keep(matrices + i * size_matrix, 1, args.offset[n]);
         }
         open = size > 0;
         if (open && wants_current) {
             std::copy_n(matrices + (size - 1) * size_matrix, size_matrix, S.data());
-            norm2 = dot(S.data(), S.data(), size_matrix);
+            norm2 = sum_squares(S.data(), size_matrix);
         }
     }
 
-    // Store a matrix as the newest past state, up to date with every token before `since`.
-    void keep(const T *matrix, int64_t since) {
+    // Store factor * matrix as the newest past state, up to date with every token before `since`.
+    void keep(const T *matrix, double factor, int64_t since) {
+        T largest = 0;
+        for (int64_t i = 0; i < size_matrix; ++i) largest = std::max(largest, std::fabs(matrix[i]));
+        int exponent = 0;
+        if (std::isfinite(largest)) std::frexp(largest, &exponent);
         const int64_t r = free_rows.back();
         free_rows.pop_back();
-        std::copy_n(matrix, size_matrix, row(r));
+        const double shrink = std::ldexp(1.0, -exponent);
+        for (int64_t i = 0; i < size_matrix; ++i) row(r)[i] = T(matrix[i] * shrink);
         if (!past.empty()) past.back().next = args.beta ? 0 : dot(row(past.back().row), row(r), size_matrix);
-        past.push_back({r, since, 1, args.beta ? 0 : dot(row(r), row(r), size_matrix), 0});
+        past.push_back({r, since, std::ldexp(factor, exponent), args.beta ? 0 : sum_squares(row(r), size_matrix), 0});
+    }
+
+    // The token over its norms, and y = S^T k of that.
+    void look(int64_t t) {
+        norm_k = std::sqrt(sum_squares(k(t), dk)), norm_v = std::sqrt(sum_squares(v(t), dv));
+        for (int64_t i = 0; i < dk; ++i) unit_k[i] = T(k(t)[i] / (norm_k == 0 ? 1 : norm_k));
+        for (int64_t j = 0; j < dv; ++j) unit_v[j] = T(v(t)[j] / (norm_v == 0 ? 1 : norm_v));
+        if (open) read(S.data(), unit_k.data(), y.data(), dk, dv);
+        else std::fill(y.begin(), y.end(), T(0));
     }
 
     double score(int64_t t) {
-        const double b = beta(t), nk = std::sqrt(dot(k(t), k(t), dk)), nv = std::sqrt(dot(v(t), v(t), dv));
-        const double x = dot(y.data(), v(t), dv), nS = std::sqrt(norm2), token = std::fabs(b) * nk * nv;
+        const double b = beta(t), nS = std::sqrt(norm2), token = std::fabs(b) * norm_k * norm_v;
         if (token == 0) return 0;
-        double cos = 0;
-        if (args.score == 0) {
-            if (nS != 0) cos = b < 0 ? -x / nk / nv / nS : x / nk / nv / nS;
-        } else {
-            const double left = std::sqrt(std::max(norm2 + 2 * b * x + token * token, 0.0));
-            if (nS != 0 && left != 0) cos = (norm2 + b * x) / left / nS;
+        if (nS == 0) return std::sqrt(2.0);
+        double cos = dot(y.data(), unit_v.data(), dv) / nS * (b < 0 ? -1 : 1);
+        if (args.score == 1) {  // the angle between S + token and S, both measured by the larger
+            const double largest = std::max(nS, token), c = nS / largest, d = token / largest;
+            const double left = c * c + 2 * c * d * cos + d * d;
+            cos = left <= 0 ? 0 : (c + d * cos) / std::sqrt(left);
         }
         return std::sqrt(2 - 2 * clamp(cos));
     }
@@ -186,12 +206,11 @@ template <class T> struct Head {
     void flush(int64_t t) {
         for (Past &p : past) {
             for (int64_t s = p.since; s <= t; ++s) {
-                const T a = decay(s);
                 read(row(p.row), k(s), y.data(), dk, dv);
-                for (int64_t j = 0; j < dv; ++j) w[j] = -a * beta(s) * y[j];
-                p.square = update(row(p.row), a, k(s), w.data(), square.data(), dk, dv);
+                for (int64_t j = 0; j < dv; ++j) w[j] = -beta(s) * y[j];
+                p.square = update(row(p.row), T(1), k(s), w.data(), square.data(), dk, dv);
             }
-            if (p.since > t) p.square = dot(row(p.row), row(p.row), size_matrix);
+            if (p.since > t) p.square = sum_squares(row(p.row), size_matrix);
             p.since = t + 1;
         }
         for (size_t i = 0; i + 1 < past.size(); ++i)
@@ -208,8 +227,9 @@ template <class T> struct Head {
             }
             const Past &p = past[i], &q = past[i + 1];
             if (args.merge == 1) {
-                const double norms = std::sqrt(p.square) * std::sqrt(q.square);
-                cost[i] = T(p.factor) != 0 && T(q.factor) != 0 && norms > 0 ? -p.next / norms : std::isnan(norms) ? NAN : 0;
+                const double np = std::sqrt(p.square), nq = std::sqrt(q.square);
+                const bool gone = T(p.factor * np) == 0 || T(q.factor * nq) == 0;
+                cost[i] = gone ? 0 : -p.next / np / nq;
             } else {
                 const double fa = p.factor / a, fb = q.factor / b;
                 const double gap = fa * fa * p.square + fb * fb * q.square - 2 * fa * fb * p.next;
@@ -223,19 +243,23 @@ template <class T> struct Head {
         count.erase(count.begin() + i + 1), info.erase(info.begin() + i + 1);
         if (!wants_pasts) return;
         Past &p = past[i], &q = past[i + 1];
-        add(row(p.row), T(p.factor), row(q.row), T(q.factor), size_matrix);
+        const double factor = std::max(p.factor, q.factor);
+        const double share = factor == 0 ? 1 : factor;
+        add(row(p.row), T(p.factor / share), row(q.row), T(q.factor / share), size_matrix);
         free_rows.push_back(q.row);
-        p.factor = 1, p.square = dot(row(p.row), row(p.row), size_matrix);
+        p.factor = factor, p.square = sum_squares(row(p.row), size_matrix);
         past.erase(past.begin() + i + 1);
         if (i > 0) past[i - 1].next = dot(row(past[i - 1].row), row(past[i].row), size_matrix);
         if (i + 1 < int64_t(past.size())) past[i].next = dot(row(past[i].row), row(past[i + 1].row), size_matrix);
     }
 
-    // Token t joins the current state, or (opening) starts it anew; y holds S^T k.
+    // Token t joins the current state, or (opening) starts it anew; y holds S^T k / |k|.
     void write(int64_t t, bool opening) {
         if (!wants_current) return;
         const T a = opening ? T(0) : decay(t), b = beta(t);
-        for (int64_t j = 0; j < dv; ++j) w[j] = args.beta ? (opening ? b * v(t)[j] : b * (v(t)[j] - a * y[j])) : v(t)[j];
+        for (int64_t j = 0; j < dv; ++j) w[j] = v(t)[j];
+        if (args.beta)
+            for (int64_t j = 0; j < dv; ++j) w[j] = b * (opening ? w[j] : w[j] - a * T(norm_k) * y[j]);
         if (opening) std::fill(S.begin(), S.end(), T(0));  // 0 * NaN would stay NaN
         norm2 = update(S.data(), a, k(t), w.data(), square.data(), dk, dv);
     }
@@ -244,10 +268,9 @@ template <class T> struct Head {
         int64_t &merged = args.merged_io[t * args.heads + h];
         if (args.decide) merged = -1;
         if (open && wants_pasts) {  // the current state becomes a past one, with this step's transition
-            const T a = decay(t);
-            for (int64_t j = 0; j < dv; ++j) w[j] = args.beta ? -a * beta(t) * y[j] : T(0);
-            update(S.data(), a, k(t), w.data(), square.data(), dk, dv);
-            keep(S.data(), t + 1);
+            for (int64_t j = 0; args.beta && j < dv; ++j) w[j] = -beta(t) * T(norm_k) * y[j];
+            if (args.beta) update(S.data(), T(1), k(t), w.data(), square.data(), dk, dv);
+            keep(S.data(), decay(t), t + 1);
         }
         if (args.decide && args.capacity && int64_t(count.size()) == args.capacity) {
             if (wants_pasts && args.beta) flush(t);
@@ -266,8 +289,7 @@ template <class T> struct Head {
         for (int64_t t = first; t < last; ++t, ++position) {
             const int64_t at = t * args.heads + h;
             if (wants_current) {
-                if (open) read(S.data(), k(t), y.data(), dk, dv);
-                else std::fill(y.begin(), y.end(), T(0));
+                look(t);
                 if (args.state_k) save_reads(t, at);
             }
             T *scores = (T *)args.score_io;
@@ -276,7 +298,8 @@ template <class T> struct Head {
                 args.boundary_io[at] = !open || (args.block ? position % args.block == 0 : scores[at] >= T(args.tau));
                 args.merged_io[at] = -1;
             }
-            for (Past &p : past) p.factor *= args.beta ? 1 : double(decay(t));
+            const double faded = past.empty() ? 1 : double(decay(t));
+            for (Past &p : past) p.factor *= faded;
             if (args.boundary_io[at]) {
                 open_state(t, scores[at]);
             } else {
@@ -294,7 +317,7 @@ template <class T> struct Head {
     void save_reads(int64_t t, int64_t at) {
         std::copy(y.begin(), y.end(), (T *)args.state_k + at * dv);
         T *state_v = (T *)args.state_v + at * dk;
-        for (int64_t i = 0; i < dk; ++i) state_v[i] = open ? T(dot(S.data() + i * dv, v(t), dv)) : T(0);
+        for (int64_t i = 0; i < dk; ++i) state_v[i] = open ? T(dot(S.data() + i * dv, unit_v.data(), dv)) : T(0);
         ((T *)args.norm)[at] = open ? T(std::sqrt(norm2)) : T(0);
     }
 };

@@ -1,0 +1,28 @@
+"""Fixtures of the operator tests."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from dla.ops import cpu
+
+
+@pytest.fixture(params=["compiled", "torch"])
+def any_scan(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """Decisions by the compiled scan, and by the torch one that stands in where it was not built."""
+    if request.param == "torch":
+        monkeypatch.setenv("DLA_NO_COMPILED", "1")
+    cpu.library.cache_clear()
+    if request.param == "compiled" and cpu.library() is None:
+        pytest.skip("the compiled scan was not built")
+    yield request.param
+    cpu.library.cache_clear()
+
+
+@pytest.fixture
+def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sixteen tokens a chunk, one chunk at a time: short streams then cross chunks, groups and checkpoints."""
+    monkeypatch.setattr("dla.ops.chunked.chunk_length", lambda layout: 16)
+    monkeypatch.setattr("dla.ops.engine.GROUP_BYTES", 1)
