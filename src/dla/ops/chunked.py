@@ -110,7 +110,8 @@ def dynamic(
         shape=(layout.sequences, v.shape[2], k.shape[3], v.shape[3]),
         dtype=compute_dtype(v.dtype),
     )
-    grid = Grid(layout, chunk_length(layout), v.device)
+    # a chunk of 128 moves its many states half as often as one of 64
+    grid = Grid(layout, chunk_length(layout, usual=128), v.device)
     offsets = torch.tensor(layout.offsets, dtype=torch.int64, device=v.device)
     capacity = bounded.matrices.shape[2]
     memory = DynamicMemory(boundary, merged, bounded.size, offsets, capacity, soft)

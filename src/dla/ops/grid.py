@@ -65,7 +65,7 @@ class Grid:
             x.index_copy_(0, index[valid], value[valid].to(x.dtype))
 
 
-def chunk_length(layout: Layout) -> int:
-    """A power of two: short sequences are one chunk."""
+def chunk_length(layout: Layout, usual: int = 64) -> int:
+    """A power of two: ``usual``, or one chunk for short sequences."""
     longest = max(layout.lengths, default=0)
-    return 64 if longest > 128 else max(16, 1 << (longest - 1).bit_length())
+    return usual if longest > 128 else max(16, 1 << (longest - 1).bit_length())
