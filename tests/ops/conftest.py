@@ -24,5 +24,5 @@ def any_scan(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
 @pytest.fixture
 def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Sixteen tokens a chunk, one chunk at a time: short streams then cross chunks, groups and checkpoints."""
-    monkeypatch.setattr("dla.ops.chunked.chunk_length", lambda layout: 16)
+    monkeypatch.setattr("dla.ops.chunked.chunk_length", lambda layout, usual=64: 16)
     monkeypatch.setattr("dla.ops.engine.GROUP_BYTES", 1)
