@@ -64,9 +64,8 @@ class LogLinearMemory:
         c = C.bit_length() - 1
         start, end = self.start[grid.rows][:n, None], self.end[grid.rows][:n, None]
         base = start - grid.lead[:n, None] + C * torch.arange(first, first + count, device=device)  # [n, G]
-        begin, until = torch.maximum(base, start), torch.minimum(base + C, end).maximum(base)
-        aligned = first > 0 or not bool(grid.lead.any())
-        low = min(c, self.rows) if aligned else 0
+        begin, until = base.maximum(start).minimum(end), (base + C).minimum(end)  # an ended sequence stays at its end
+        low = min(c, self.rows) if bool((begin % C == 0).all()) else 0  # lower levels are empty at multiples of C
         high = max(int(begin.max()).bit_length(), low)
         bit = torch.arange(low, high, device=device) + 1
         block = (begin[..., None] >> bit) << bit  # [n, G, R] first token of each row's block
