@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 import torch
-from tests.ops.common import BACKENDS, MODES, OPERATORS, Case, Inputs, arguments, call, make_inputs, segment
 
 from dla import ops
+from tests.ops.common import BACKENDS, MODES, OPERATORS, Case, Inputs, arguments, call, make_inputs, segment
 
 T = 12
 

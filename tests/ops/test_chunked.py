@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
+
 from tests.ops import quadratic
 from tests.ops.common import (
     MODES,
@@ -26,7 +28,6 @@ from tests.ops.common import (
     sample_cases,
     segment,
 )
-from torch import Tensor
 
 LENGTHS = (1, 2, 15, 63, 64, 65, 130, 200)
 SHAPE = {"B": 1, "H": 2, "dk": 6, "dv": 5}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+
 from tests.ops.common import OPERATORS, arguments, assert_close, call, make_inputs
 
 

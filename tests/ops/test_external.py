@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
+
 from tests.ops import oracles
 from tests.ops.common import BACKENDS, Inputs, assert_close, call, cast, make_inputs
-from torch import Tensor
 
 FLOAT32 = 2e-5  # most oracles compute in float32 whatever they are given
 

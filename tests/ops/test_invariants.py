@@ -10,6 +10,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
+from dla import ops
 from tests.ops import quadratic
 from tests.ops.common import (
     BACKENDS,
@@ -26,8 +28,6 @@ from tests.ops.common import (
     segment,
     state_bytes,
 )
-
-from dla import ops
 
 few = settings(max_examples=20, derandomize=True, deadline=None)
 every_backend = pytest.mark.parametrize("backend", BACKENDS)

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+
 from tests.ops.common import MODES, Case, Inputs, assert_close, assert_same_state, call, cut, make_inputs
 
 LENGTHS = (83, 20, 3, 0, 64, 41, 1)

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+
 from tests.ops import quadratic
 from tests.ops.common import (
     BACKENDS,

@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 import torch
+
+from dla.ops.state import DynamicState, LinearState, LogLinearState, load_state
 from tests.ops.common import (
     BACKENDS,
     OPERATORS,
@@ -23,8 +25,6 @@ from tests.ops.common import (
     segment,
     state_bytes,
 )
-
-from dla.ops.state import DynamicState, LinearState, LogLinearState, load_state
 
 KINDS = {"linear": LinearState, "log_linear": LogLinearState, "dynamic": DynamicState}
 T = 40

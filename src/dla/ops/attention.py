@@ -138,7 +138,17 @@ def log_linear_attention(
     module = reference_batch if backends.choose(backend, q) == "reference" else chunked
     wants_state = output_final_state or inplace
     o, final = module.log_linear(
-        q, k, v, lam, g, beta, layout=layout, scale=_scale(scale, q), state=initial_state, wants_state=wants_state
+        q,
+        k,
+        v,
+        lam,
+        g,
+        beta,
+        layout=layout,
+        scale=_scale(scale, q),
+        state=initial_state,
+        wants_state=wants_state,
+        inplace=inplace,
     )
     return o, _returned(final, initial_state, wants_state, inplace)
 
@@ -170,7 +180,16 @@ def linear_attention(
     module = reference_batch if backends.choose(backend, q) == "reference" else chunked
     wants_state = output_final_state or inplace
     o, final = module.linear(
-        q, k, v, g, beta, layout=layout, scale=_scale(scale, q), state=initial_state, wants_state=wants_state
+        q,
+        k,
+        v,
+        g,
+        beta,
+        layout=layout,
+        scale=_scale(scale, q),
+        state=initial_state,
+        wants_state=wants_state,
+        inplace=inplace,
     )
     return o, _returned(final, initial_state, wants_state, inplace)
 

@@ -3,6 +3,8 @@
 import torch
 from torch import Tensor
 
+from dla.ops import decode
+from dla.ops.decode import Token, is_decoding
 from dla.ops.eager import eager
 from dla.ops.engine import ChunkedAttention, Engine, Inputs
 from dla.ops.gate import soft_gate
@@ -10,10 +12,9 @@ from dla.ops.grid import Grid, chunk_length
 from dla.ops.layout import Layout, compute_dtype
 from dla.ops.memories import DynamicMemory, LogLinearMemory, SingleMemory
 from dla.ops.rules import Rules
-from dla.ops.scan import Given, Scan, scan
+from dla.ops.scan import Scan, scan
 from dla.ops.segmentation import Segmentation, decisions
 from dla.ops.state import DynamicState, LinearState, LogLinearState, TokenState
-from dla.ops.step import advance, read
 from dla.ops.unbounded import as_bounded, token_state
 
 
@@ -29,7 +30,11 @@ def linear(
     scale: float,
     state: LinearState | None,
     wants_state: bool,
+    inplace: bool,
 ) -> tuple[Tensor, LinearState | None]:
+    if state is not None and is_decoding(layout, state, q, k, v, g, beta):
+        state = state if inplace else state.clone()
+        return decode.linear(Token.of(q, k, v, g=g, beta=beta), state, scale).to(v.dtype), state
     grid = Grid(layout, chunk_length(layout), v.device)
     engine = Engine(grid, SingleMemory(), compute_dtype(v.dtype), scale)
     carry = _empty_carry(k, v, layout, 1) if state is None else state.matrix[grid.rows, :, None]
@@ -52,7 +57,11 @@ def log_linear(
     scale: float,
     state: LogLinearState | None,
     wants_state: bool,
+    inplace: bool,
 ) -> tuple[Tensor, LogLinearState | None]:
+    if state is not None and is_decoding(layout, state, q, k, v, lam, g, beta):
+        state = state if inplace else state.clone()
+        return decode.log_linear(Token.of(q, k, v, lam=lam, g=g, beta=beta), state, scale).to(v.dtype), state
     start = torch.zeros(layout.sequences, dtype=torch.int64, device=v.device) if state is None else state.length
     end = _length(layout, state, v)
     chunk = chunk_length(layout)
@@ -91,9 +100,11 @@ def dynamic(
     inplace: bool,
 ) -> tuple[Tensor, DynamicState | None]:
     given = None if segmentation is None else decisions(segmentation, layout)
-    if _is_decoding(layout, state, q, k, v, lam, g, beta, route):
-        assert state is not None
-        return _decode(q, k, v, lam, g, beta, rules, slot_order, route, scale, given, state, inplace)
+    if state is not None and is_decoding(layout, state, q, k, v, lam, g, beta, route):
+        state = state if inplace else state.clone()
+        token = Token.of(q, k, v, lam=lam, g=g, beta=beta, route=route)
+        o = decode.dynamic(token, state, scale, rules=rules, slot_order=slot_order, given=given)
+        return o.to(v.dtype), state
     soft = temperature is not None
     scanned = scan(k, v, g, beta, layout=layout, rules=rules, state=state, given=given, wants_reads=soft)
     gate = None
@@ -151,37 +162,6 @@ def _attend(
     keeps = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors)
     o, *after = ChunkedAttention.apply(engine, keeps, [c.detach() for c in carry], *tensors)
     return layout.unflat(o), after
-
-
-def _is_decoding(layout: Layout, state: DynamicState | None, *inputs: Tensor | None) -> bool:
-    if state is None or isinstance(state, TokenState) or layout.time != 1 or layout.packed:
-        return False
-    return not (torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in inputs))
-
-
-def _decode(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    lam: Tensor,
-    g: Tensor | None,
-    beta: Tensor | None,
-    rules: Rules,
-    slot_order: str,
-    route: Tensor | None,
-    scale: float,
-    given: Given | None,
-    state: DynamicState,
-    inplace: bool,
-) -> tuple[Tensor, DynamicState]:
-    """One token a sequence, on the states themselves."""
-    dtype, group = compute_dtype(v.dtype), v.shape[2] // k.shape[2]
-    q, k = (x[:, 0].repeat_interleave(group, 1).to(dtype) for x in (q, k))
-    v_t, lam = v[:, 0].to(dtype), lam[:, 0].to(dtype)
-    g, beta, route = (None if x is None else x[:, 0].to(dtype) for x in (g, beta, route))
-    state = state if inplace else state.clone()
-    advance(state, k, v_t, g, beta, rules, given)
-    return read(state, q, lam, route, slot_order, scale)[:, None].to(v.dtype), state
 
 
 def _final_state(carry: list[Tensor], scanned: Scan, grid: Grid, length: Tensor) -> DynamicState:

@@ -49,6 +49,7 @@ def linear(
     scale: float,
     state: LinearState | None,
     wants_state: bool = True,
+    inplace: bool = False,
 ) -> tuple[Tensor, LinearState]:
     heads, outputs, finals = Heads(layout, v.shape[2], k.shape[2]), [], []
     for n, part, h in heads:
@@ -80,6 +81,7 @@ def log_linear(
     scale: float,
     state: LogLinearState | None,
     wants_state: bool = True,
+    inplace: bool = False,
 ) -> tuple[Tensor, LogLinearState]:
     heads, outputs = Heads(layout, v.shape[2], k.shape[2]), []
     length = new_length(layout, state, v.device)

@@ -1,4 +1,4 @@
-"""One token: the dynamic memory's step on a carried state, all heads at once. Decoding, and the scan's fallback."""
+"""One token: the dynamic memory's step on a carried state, all heads at once. Decoding, and the scan in torch."""
 
 import torch
 from torch import Tensor
@@ -25,52 +25,27 @@ def advance(
     Sequences that are not ``active`` [N] stay as they are; their k, v, g and beta must be zero.
     """
     N, H = state.size.shape
-    M, K = N * H, state.matrices.shape[2]
     k, v = k.flatten(0, 1), v.flatten(0, 1)
     g, beta = (None if x is None else x.flatten() for x in (g, beta))
     S, order, size = _rows(state.matrices), _rows(state.order), state.size.view(-1)
-    count, info = _rows(state.count), _rows(state.info)
-    heads = torch.arange(M, device=k.device)
+    heads = torch.arange(N * H, device=k.device)
+    lives = torch.ones_like(size, dtype=torch.bool) if active is None else active.repeat_interleave(H)
 
-    # 1. score, 2. boundary
-    if given is None:
-        current = S[heads, order[heads, (size - 1).clamp_min(0)]]
-        norm_k, norm_v = safe_norm(k), safe_norm(v)
-        product = ((unit(k, norm_k)[:, None] @ current)[:, 0] * unit(v, norm_v)).sum(-1)
-        score = information(product, norm_k, norm_v, beta, safe_norm(current, dims=2), rules.score)
-        score = torch.where(size == 0, FIRST_SCORE, score)
-        if rules.block is None:
-            boundary = (score >= rules.tau) | (size == 0)
-        else:
-            boundary = (state.length % rules.block == 0).repeat_interleave(H) | (size == 0)
-    else:
-        score, boundary = given[0].flatten(), given[1].flatten()
-    lives = torch.ones_like(boundary) if active is None else active.repeat_interleave(H)
+    score, boundary = _decide(state, k, v, beta, rules) if given is None else (given[0].flatten(), given[1].flatten())
     boundary = boundary & lives
+    move(S, k, g, beta)
+    if given is None:
+        merged = _choose_pair(state, boundary & (size == order.shape[1]), rules.merge)
+    else:
+        merged = given[2].flatten()
+    if bool((merged >= 0).any()):
+        _merge(state, merged)
 
-    # 3. transition
-    token = k[:, :, None] * (v if beta is None else beta[:, None] * v)[:, None]
-    if beta is not None:
-        S.sub_((beta[:, None] * k)[:, None, :, None] * (k[:, None, None] @ S))
-    if g is not None:
-        S.mul_(g.exp()[:, None, None, None])
-
-    # 4. make room, then join or open
-    merged = torch.full_like(size, -1)
-    full = boundary & (size == K) if given is None else given[2].flatten() >= 0
-    if bool(full.any()):
-        if given is None:
-            ordered = None if rules.merge == "density" else S[heads[:, None], order]
-            cost = pair_costs(count.gather(1, order), info.gather(1, order), ordered, rules.merge)
-            merged = torch.where(full, cheapest_pair(cost), -1)
-        else:
-            merged = given[2].flatten()
-        _merge(state, merged, full)
     at = torch.where(boundary, size, size - 1).clamp_min(0)  # free rows stand in `order` after the live ones
     row = order[heads, at]
-    S[heads, row] += token
-    count[heads, row] += lives.long()
-    info[heads, row] += torch.where(lives, score, 0).to(info.dtype)
+    S[heads, row] += k[:, :, None] * (v if beta is None else beta[:, None] * v)[:, None]
+    _rows(state.count)[heads, row] += lives.long()
+    _rows(state.info)[heads, row] += torch.where(lives, score, 0).to(state.info.dtype)
     if state.key_sums is not None:
         _rows(state.key_sums)[heads, row] += k
     size += boundary.long()
@@ -78,16 +53,50 @@ def advance(
     return score.view(N, H), boundary.view(N, H), merged.view(N, H)
 
 
+def move(S: Tensor, k: Tensor, g: Tensor | None, beta: Tensor | None) -> None:
+    """The transition of every state, in place: S [..., rows, dk, dv], k [..., dk], g, beta [...]."""
+    if beta is not None:
+        S.sub_((beta[..., None] * k)[..., None, :, None] * (k[..., None, None, :] @ S))
+    if g is not None:
+        S.mul_(g.exp()[..., None, None, None])
+
+
+def _decide(state: DynamicState, k: Tensor, v: Tensor, beta: Tensor | None, rules: Rules) -> tuple[Tensor, Tensor]:
+    """Score and boundary of every head [N * H]."""
+    size = state.size.view(-1)
+    heads = torch.arange(len(size), device=k.device)
+    current = _rows(state.matrices)[heads, _rows(state.order)[heads, (size - 1).clamp_min(0)]]
+    norm_k, norm_v = safe_norm(k), safe_norm(v)
+    product = ((unit(k, norm_k)[:, None] @ current)[:, 0] * unit(v, norm_v)).sum(-1)
+    score = information(product, norm_k, norm_v, beta, safe_norm(current, dims=2), rules.score)
+    score = torch.where(size == 0, FIRST_SCORE, score)
+    if rules.block is None:
+        return score, (score >= rules.tau) | (size == 0)
+    return score, (state.length % rules.block == 0).repeat_interleave(state.size.shape[1]) | (size == 0)
+
+
+def _choose_pair(state: DynamicState, full: Tensor, rule: str) -> Tensor:
+    """The pair to merge in the heads that are ``full`` [N * H], -1 in the others."""
+    none = torch.full(full.shape, -1, dtype=torch.int64, device=full.device)
+    if not bool(full.any()):
+        return none
+    order = _rows(state.order)
+    heads = torch.arange(len(full), device=full.device)[:, None]
+    ordered = None if rule == "density" else _rows(state.matrices)[heads, order]
+    cost = pair_costs(_rows(state.count)[heads, order], _rows(state.info)[heads, order], ordered, rule)
+    return torch.where(full, cheapest_pair(cost), none)
+
+
 def _rows(x: Tensor) -> Tensor:
     """[N, H, ...] -> [N * H, ...], always a view: writes must reach the state."""
     return x.view(-1, *x.shape[2:])
 
 
-def _merge(state: DynamicState, pair: Tensor, full: Tensor) -> None:
-    """Merge states ``pair`` and ``pair + 1`` [M] of the heads that are ``full`` [M], and free the second's row."""
+def _merge(state: DynamicState, pair: Tensor) -> None:
+    """Merge states ``pair`` and ``pair + 1`` [N * H] of the heads where it is not -1, and free the second's row."""
     order, size = _rows(state.order), state.size.view(-1)
     index = torch.arange(order.shape[1], device=order.device)
-    heads = full.nonzero()[:, 0]
+    heads = (pair >= 0).nonzero()[:, 0]
     pair = pair[heads, None]
     kept, freed = order[heads, pair[:, 0]], order[heads, pair[:, 0] + 1]
     for x in (state.matrices, state.count, state.info, state.key_sums):
