@@ -41,11 +41,11 @@ def routed_weights(q: Tensor, k: Tensor, sums: Tensor, route: Tensor, history: H
     merged = (history.item == history.merged[..., None]) & seen & (history.merged >= 0)[..., None]
     members = torch.cat([current, merged], -2).to(items.dtype)  # [.., 2 C, live + C]
     made = torch.cat([sums, members @ items], 3)  # [.., live + 2 C, dk] every version of a state
-    cos = spread(unit(q), H // q.shape[1]) @ unit(made).transpose(-1, -2)
+    cos = spread(direction(q), H // q.shape[1]) @ direction(made).transpose(-1, -2)
     cos = cos.gather(-1, versions(history, slots))
     return (route[..., None] * (cos - 1)).exp()
 
 
-def unit(x: Tensor) -> Tensor:
-    """x divided by max(its norm, 1e-6), along the last dimension."""
+def direction(x: Tensor) -> Tensor:
+    """x over max(its norm, 1e-6), along the last dimension."""
     return x / x.norm(dim=-1, keepdim=True).clamp_min(1e-6)

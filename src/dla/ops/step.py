@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from dla.ops.decide import cheapest_pair, information, pair_costs, safe_norm, unit
+from dla.ops.routing import direction
 from dla.ops.rules import FIRST_SCORE, Rules
 from dla.ops.state import DynamicState
 
@@ -122,9 +123,7 @@ def read(state: DynamicState, q: Tensor, lam: Tensor, route: Tensor | None, slot
     weight = lam.gather(1, slot.clamp(0, lam.shape[1] - 1))
     weight = torch.zeros_like(weight).scatter(1, order, torch.where(index < size[:, None], weight, 0))  # by row
     if route is not None and state.key_sums is not None:
-        keys = state.key_sums.flatten(0, 1)
-        cos = (keys @ q[:, :, None])[..., 0] / keys.norm(dim=-1).clamp_min(1e-6)
-        cos = cos / q.norm(dim=-1, keepdim=True).clamp_min(1e-6)
+        cos = (direction(state.key_sums.flatten(0, 1)) @ direction(q)[:, :, None])[..., 0]
         weight = weight * (route.flatten()[:, None] * (cos - 1)).exp()
     values = (q[:, None, None] @ S)[:, :, 0]  # [M, K, dv]
     return (scale * (weight[:, None] @ values)[:, 0]).unflatten(0, (N, H))

@@ -35,8 +35,10 @@ def library() -> ctypes.CDLL | None:
         return None
     for path in sorted(Path(__file__).parent.glob("_scan*.so")):
         try:
-            return ctypes.CDLL(str(path))
-        except OSError:  # built for another machine
+            lib = ctypes.CDLL(str(path))
+            if lib.dla_args_size() == ctypes.sizeof(ScanArgs):
+                return lib
+        except (OSError, AttributeError):  # built for another machine, or from an older source
             continue
     return None
 

@@ -290,7 +290,7 @@ template <class T> struct Head {
             const int64_t at = t * args.heads + h;
             if (wants_current) {
                 look(t);
-                if (args.state_k) save_reads(t, at);
+                if (args.state_k) save_reads(at);
             }
             T *scores = (T *)args.score_io;
             if (args.decide) {
@@ -314,7 +314,7 @@ template <class T> struct Head {
         std::copy(info.begin(), info.end(), args.info + at * args.capacity);
     }
 
-    void save_reads(int64_t t, int64_t at) {
+    void save_reads(int64_t at) {
         std::copy(y.begin(), y.end(), (T *)args.state_k + at * dv);
         T *state_v = (T *)args.state_v + at * dk;
         for (int64_t i = 0; i < dk; ++i) state_v[i] = open ? T(dot(S.data() + i * dv, unit_v.data(), dv)) : T(0);
@@ -348,6 +348,7 @@ static void follow(int64_t chunk, int64_t live, int64_t size, const int64_t *las
 }
 
 extern "C" {
+int64_t dla_args_size() { return sizeof(ScanArgs); }  // so that a stale library is noticed
 // size [n], last and merged [n, chunk] -> items [n, chunk, live + chunk]
 void dla_follow(int64_t n, int64_t chunk, int64_t live, const int64_t *size, const int64_t *last, const int64_t *merged,
                 int64_t *items) {
