@@ -51,7 +51,7 @@ def check_operands(
         if route.shape not in ((H,), (B, T, H)):
             raise ValueError(f"route must be [{H}] or [{B}, {T}, {H}], got {list(route.shape)}")
     _check_kinds(k, {"q": q, "v": v}, {"lam": lam, "g": g, "beta": beta, "route": route})
-    check_cu_seqlens(cu_seqlens, B, T, k.device)
+    check_cu_seqlens(cu_seqlens, B, T)
     if g is not None and values_are_cheap(g) and bool((g > 0).any()):
         raise ValueError(f"g is a log-decay and must be <= 0, got values up to {g.max().item():.3g}")
 
@@ -91,7 +91,8 @@ def values_are_cheap(x: Tensor) -> bool:
     return os.environ.get("DLA_DEBUG") == "1"
 
 
-def check_cu_seqlens(cu_seqlens: Tensor | None, batch: int, time: int, device: torch.device) -> None:
+def check_cu_seqlens(cu_seqlens: Tensor | None, batch: int, time: int) -> None:
+    """Ends of packed sequences: [0, ..., time], never decreasing."""
     if cu_seqlens is None:
         return
     if not isinstance(cu_seqlens, Tensor) or cu_seqlens.dtype not in (torch.int32, torch.int64):
