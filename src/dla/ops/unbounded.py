@@ -35,14 +35,9 @@ def as_bounded(
     size = torch.zeros(shape[:2], dtype=torch.int64, device=device) if state is None else state.size
     before = _states_before(scanned.boundary, size, layout)
     if routed:
-        slots = int((before + 1).max()) if before.numel() else 1
-        return (
-            _collapsed(
-                state, size, max(slots, int(size.max()) if size.numel() else 1), False, True, shape, dtype, device
-            ),
-            scanned.boundary,
-            scanned.merged,
-        )
+        slots = max([1, *(int(x.max()) for x in (before + 1, size) if x.numel())])
+        every = _collapsed(state, size, slots, False, True, shape, dtype, device)
+        return every, scanned.boundary, scanned.merged
     full = before >= width
     if recency and width > 1:  # the oldest states share the last column: merge the oldest pair
         merged = torch.where(scanned.boundary & full, 0, -1)
