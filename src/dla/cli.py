@@ -4,8 +4,11 @@ import argparse
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from dla import __version__
+
+MEMORIES = ("single", "log_linear", "dynamic")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -20,7 +23,10 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"dla {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     _demo_options(commands.add_parser("demo", help="the operator at work on a synthetic stream, with a picture"))
-    _bench_options(commands.add_parser("bench", help="time the operators"))
+    _info_options(commands.add_parser("info", help="what a model costs: parameters, memory and FLOPs"))
+    _generate_options(commands.add_parser("generate", help="text from a model, as it comes"))
+    _convert_options(commands.add_parser("convert", help="checkpoints of others to ours and back, or with more memory"))
+    _bench_options(commands.add_parser("bench", help="time operators and models"))
     return parser
 
 
@@ -55,6 +61,36 @@ def _bench_options(parser: argparse.ArgumentParser) -> None:
     operators.add_argument("--repeats", type=int, default=3, help="runs to take the median of (%(default)s)")
     operators.add_argument("--json", action="store_true", help="print the figures as JSON instead of a table")
     operators.set_defaults(run=_bench_operators)
+    _bench_model_options(benches)
+
+
+def _bench_model_options(benches: Any) -> None:
+    models = benches.add_parser("models", help="a prompt and some tokens with whole models, beside transformers'")
+    models.add_argument("--preset", default="mamba2-780m", help="which (%(default)s)")
+    models.add_argument("--prompt", type=int, default=2048, metavar="T", help="tokens of the prompt (%(default)s)")
+    models.add_argument("--new-tokens", type=int, default=32, metavar="N", help="tokens to decode (%(default)s)")
+    models.set_defaults(run=_bench_models)
+    decoding = benches.add_parser("decoding", help="time and memory of a token far into a context")
+    decoding.add_argument("--preset", default="mamba2-mini", help="which (%(default)s)")
+    contexts = [1024, 4096, 16384, 65536]
+    decoding.add_argument("--contexts", type=int, nargs="+", default=contexts, metavar="T", help="(1K to 64K)")
+    decoding.add_argument("--tokens", type=int, default=256, metavar="N", help="to average over (%(default)s)")
+    decoding.set_defaults(run=_bench_decoding)
+    for parser in (models, decoding):
+        parser.add_argument("--out", type=Path, metavar="FILE", help="write the figures as JSON there")
+        parser.add_argument("--json", action="store_true", help="print them as JSON instead of a table")
+
+
+def _bench_models(args: argparse.Namespace) -> int:
+    from dla.bench.end_to_end import run
+
+    return run(args.preset, prompt=args.prompt, new_tokens=args.new_tokens, out=args.out, as_json=args.json)
+
+
+def _bench_decoding(args: argparse.Namespace) -> int:
+    from dla.bench.decoding import run
+
+    return run(args.preset, contexts=args.contexts, tokens=args.tokens, out=args.out, as_json=args.json)
 
 
 def _bench_figures(args: argparse.Namespace) -> int:
@@ -68,6 +104,74 @@ def _bench_operators(args: argparse.Namespace) -> int:
 
     sizes = {"heads": args.heads, "key_heads": args.key_heads, "dk": args.dk, "dv": args.dv}
     return run(args.lengths, **sizes, repeats=args.repeats, as_json=args.json)
+
+
+def _info_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("model", metavar="PRESET_OR_FOLDER", help="a preset's name or the folder of a saved model")
+    parser.add_argument(
+        "--context", type=int, default=16384, metavar="T", help="tokens to give memory and FLOPs for (%(default)s)"
+    )
+    parser.add_argument(
+        "--memory", action="append", choices=MEMORIES, help="show this memory; may be given more than once (all)"
+    )
+    parser.add_argument("--json", action="store_true", help="print the figures as JSON instead of tables")
+    parser.set_defaults(run=_info)
+
+
+def _info(args: argparse.Namespace) -> int:
+    from dla.models.info import run
+
+    return run(args.model, context=args.context, memories=args.memory, as_json=args.json)
+
+
+def _generate_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("model", metavar="MODEL", help="the folder of a saved model, or a preset (random weights)")
+    prompt = parser.add_mutually_exclusive_group()
+    prompt.add_argument("--prompt", metavar="TEXT", help="the text to go on from (default: stdin)")
+    prompt.add_argument("--file", type=Path, metavar="PATH", help="a file with the text to go on from")
+    parser.add_argument("--max-new-tokens", type=int, default=128, metavar="N", help="how many at most (%(default)s)")
+    parser.add_argument("--temperature", type=float, default=0.0, help="0 takes the likeliest token (%(default)s)")
+    parser.add_argument("--top-p", type=float, default=1.0, help="sample among the likeliest of this mass (1)")
+    parser.add_argument("--top-k", type=int, default=0, help="sample among so many likeliest; 0: all (%(default)s)")
+    parser.add_argument("--seed", type=int, help="of the sampling")
+    parser.add_argument(
+        "--dtype", default="float32", choices=["float32", "bfloat16", "float16"], help="of the model (%(default)s)"
+    )
+    parser.add_argument("--device", help="such as cpu or cuda (default: the GPU if there is one)")
+    parser.add_argument("--tokenizer", metavar="NAME", help="a folder or a name of the Hugging Face hub (the model's)")
+    parser.add_argument("--memory", choices=MEMORIES, help="of a preset (single)")
+    parser.add_argument(
+        "--prefill-chunk", type=int, default=4096, metavar="N", help="tokens of the prompt read at a time (%(default)s)"
+    )
+    parser.add_argument("--load-context", type=Path, metavar="FILE", help="go on from a saved context")
+    parser.add_argument("--save-context", type=Path, metavar="FILE", help="save the context after the prompt")
+    parser.add_argument("--tau", type=float, metavar="X", help="another threshold for the dynamic memory")
+    parser.add_argument("--capacity", type=int, metavar="N", help="another number of states for the dynamic memory")
+    parser.add_argument("--json", action="store_true", help="print text and figures as JSON instead of streaming")
+    parser.set_defaults(run=_generate)
+
+
+def _generate(args: argparse.Namespace) -> int:
+    from dla.models.generate import run
+
+    return run(**{name: value for name, value in vars(args).items() if name != "run"})
+
+
+def _convert_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("src", metavar="SRC", help="a checkpoint folder, or the name of one on the Hugging Face hub")
+    parser.add_argument("dst", type=Path, metavar="DST", help="a new or empty folder")
+    formats = ["dla", "transformers", "state-spaces", "fla"]
+    parser.add_argument("--to", choices=formats, default="dla", help="the format to write (%(default)s)")
+    parser.add_argument(
+        "--memory", choices=MEMORIES, help="give a single-state model this memory; it computes the same until trained"
+    )
+    parser.set_defaults(run=_convert)
+
+
+def _convert(args: argparse.Namespace) -> int:
+    from dla.models.convert import run
+
+    return run(args.src, args.dst, to=args.to, memory=args.memory)
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ States are values: an operator changes one only when it is told so by ``inplace=
 """
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from os import PathLike
 from typing import ClassVar, Self
 
@@ -21,8 +21,12 @@ class State:
     tensor_names: ClassVar[tuple[str, ...]]
     setting_names: ClassVar[tuple[str, ...]] = ()
     growing: ClassVar[tuple[str, ...]] = ()  # tensors whose third dimension depends on the length seen
+    kinds: ClassVar[dict[str, "type[State]"]] = {}  # every state class by its name, for reading files
 
     length: Tensor  # [N] int64, tokens seen by each sequence
+
+    def __init_subclass__(cls) -> None:
+        cls.kinds[cls.__name__] = cls
 
     def __init__(self, **values: object) -> None:
         expected = set(self.tensor_names + self.setting_names)
@@ -117,10 +121,19 @@ class State:
                 setattr(self, name, x)
         return self
 
+    def label(self) -> dict[str, str]:
+        """What ``restore`` needs beside the tensors."""
+        return {"kind": type(self).__name__, "settings": json.dumps(self.settings())}
+
+    @staticmethod
+    def restore(label: Mapping[str, str], tensors: "dict[str, Tensor]") -> "State":
+        """The state with this label and these tensors."""
+        kind = State.kinds[label["kind"]]
+        return kind(**dict.fromkeys(kind.tensor_names), **json.loads(label["settings"]))._set(tensors)
+
     def save(self, path: str | PathLike[str]) -> None:
         """Write a safetensors file; ``load_state`` reads it back."""
-        metadata = {"kind": type(self).__name__, "settings": json.dumps(self.settings())}
-        save_file({name: x.contiguous() for name, x in self.tensors().items()}, path, metadata=metadata)
+        save_file({name: x.contiguous() for name, x in self.tensors().items()}, path, metadata=self.label())
 
     @classmethod
     def load(cls, path: str | PathLike[str], device: str = "cpu") -> Self:
@@ -197,6 +210,27 @@ class DynamicState(State):
         """Whether the state carries the key sums that routed reads need."""
         return self.key_sums is not None
 
+    def resized(self, capacity: int | None) -> "DynamicState":
+        """The same states under another capacity: itself if nothing changes. Merging them is not its business."""
+        if capacity == self.capacity:
+            return self
+        if capacity is None or self.capacity is None:
+            raise ValueError(f"a state of capacity={self.capacity} cannot go on with capacity={capacity}")
+        live = int(self.size.max()) if self.size.numel() else 0
+        if live > capacity:
+            raise ValueError(f"a state with {live} live states cannot go on with capacity={capacity}; read it anew")
+        rows = min(capacity, self.capacity)
+
+        def fit(x: Tensor) -> Tensor:
+            return _widen(x[:, :, :rows], capacity)
+
+        keys = self.chronological_keys()
+        parts = (self.dense(), self.counts, self.chronological_info())
+        matrices, count, info = map(fit, parts)
+        return DynamicState.chronological(
+            matrices, self.size, count, info, None if keys is None else fit(keys), self.length
+        )
+
     def dense(self) -> Tensor:
         return _take(self.matrices, self.order)
 
@@ -269,18 +303,14 @@ class TokenState(DynamicState):
         return self.membership(self.raw_keys.dtype) @ self.raw_keys
 
 
-KINDS = {cls.__name__: cls for cls in (LinearState, LogLinearState, DynamicState, TokenState)}
-
-
 def load_state(path: str | PathLike[str], device: str = "cpu") -> State:
     """Read a state that ``State.save`` wrote."""
     with safe_open(path, framework="pt", device=device) as file:
         metadata = file.metadata() or {}
-        if metadata.get("kind") not in KINDS:
+        if metadata.get("kind") not in State.kinds:
             raise ValueError(f"path is not a saved state: {path}")
-        kind = KINDS[metadata["kind"]]
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (a method, not a dict)
-    return kind(**dict.fromkeys(kind.tensor_names), **json.loads(metadata["settings"]))._set(tensors)
+    return State.restore(metadata, tensors)
 
 
 def _take(x: Tensor, order: Tensor) -> Tensor:

@@ -1,0 +1,72 @@
+"""Mamba-2: input-dependent decay and write, keys and queries shared by a group of heads."""
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from dla.layers.memory import Memory, Operands
+from dla.layers.mixer import LayerPast, LinearMixer, reset_decay, reset_time_step
+from dla.layers.norms import GatedRMSNorm
+from dla.layers.packing import Packing
+from dla.ops.layout import compute_dtype
+
+
+class Mamba2(LinearMixer):
+    """q = C, k = B, v = step * x, g = -step * e^A_log, plus D x, a gated norm and the way out."""
+
+    def __init__(
+        self,
+        hidden_size: int,
+        memory: Memory,
+        *,
+        heads: int,
+        key_heads: int,
+        head_k_dim: int,
+        head_v_dim: int,
+        conv_size: int = 4,
+        conv_bias: bool = True,
+        projection_bias: bool = False,
+        norm_groups: int = 1,
+        norm_eps: float = 1e-5,
+        feature_map: str = "identity",
+        time_step_limit: tuple[float, float] = (0.0, float("inf")),
+    ) -> None:
+        super().__init__(memory, heads=heads, key_heads=key_heads, head_k_dim=head_k_dim, head_v_dim=head_v_dim)
+        self.channels = self.value_size + 2 * self.key_size
+        self.time_step_limit = tuple(time_step_limit)
+        self.in_proj = nn.Linear(hidden_size, self.value_size + self.channels + heads, bias=projection_bias)
+        self.add_convolution(self.channels, conv_size, conv_bias)
+        self.add_feature_map(feature_map)
+        self.dt_bias = nn.Parameter(torch.empty(heads))
+        self.A_log = nn.Parameter(torch.empty(heads))
+        self.D = nn.Parameter(torch.empty(heads))
+        self.norm = GatedRMSNorm(self.value_size, norm_eps, norm_groups, gate_first=True)
+        self.out_proj = nn.Linear(self.value_size, hidden_size, bias=projection_bias)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        reset_time_step(self.dt_bias)
+        reset_decay(self.A_log, 1, 16)
+        nn.init.ones_(self.D)
+
+    def forward(
+        self, x: Tensor, packing: Packing, past: LayerPast | None = None, notes: dict[str, Any] | None = None
+    ) -> Tensor:
+        """[B, T, hidden] -> [B, T, hidden]"""
+        gate, inner, step = self.in_proj(x).split([self.value_size, self.channels, self.heads], -1)
+        inner = self.convolve(inner, packing, past)
+        dtype = compute_dtype(x.dtype)
+        values, k, q = inner.to(dtype).split([self.value_size, self.key_size, self.key_size], -1)
+        values = values.unflatten(-1, (self.heads, self.head_v_dim))
+        step = F.softplus(step.to(dtype) + self.dt_bias.to(dtype)).clamp(*self.time_step_limit)
+        made = Operands(
+            self.features(q),
+            self.features(k),
+            values * step[..., None],
+            g=-step * self.A_log.to(dtype).exp(),
+        )
+        o = self.remember(x, made, packing, past, notes)
+        o = (o + values * self.D.to(dtype)[:, None]).flatten(-2)
+        return self.out_proj(self.norm(o, gate).to(x.dtype))

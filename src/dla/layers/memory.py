@@ -1,0 +1,159 @@
+"""The memories a linear layer can be given: one state, Fenwick levels, or the dynamic list.
+
+A memory reads and writes the past for q, k, v, g and beta, whoever made them, and owns what it needs to weight its
+states: lam and, for routed reads, a sharpness.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from dla.layers.packing import Packing
+from dla.ops import Segmentation, dynamic_linear_attention, linear_attention, log_linear_attention, segment
+from dla.ops.layout import compute_dtype
+from dla.ops.state import State
+
+SHARPNESS = 4.0  # of routed reads, at the start
+
+
+class SlotWeights(nn.Module):
+    """lam = softplus(L * (W x) + bias): what each slot counts for, by the layer's input."""
+
+    def __init__(self, hidden_size: int, heads: int, width: int, bias: bool) -> None:
+        super().__init__()
+        self.proj = nn.Linear(hidden_size, heads * width, bias=False)
+        self.L = nn.Parameter(torch.empty(heads, width))
+        self.bias = nn.Parameter(torch.empty(heads, width)) if bias else None
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        nn.init.ones_(self.L)
+        if self.bias is not None:
+            nn.init.constant_(self.bias, math.log(math.e - 1))  # lam = 1 where W x = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[B, T, hidden] -> [B, T, heads, width] in float32 or wider"""
+        dtype = compute_dtype(x.dtype)
+        lam = self.proj(x).unflatten(-1, self.L.shape).to(dtype) * self.L.to(dtype)
+        return F.softplus(lam if self.bias is None else lam + self.bias.to(dtype))
+
+
+@dataclass
+class Operands:
+    """What a backbone makes of its input, in the operators' layout."""
+
+    q: Tensor  # [B, T, Hk, dk]
+    k: Tensor  # [B, T, Hk, dk]
+    v: Tensor  # [B, T, H, dv]
+    g: Tensor | None = None  # [B, T, H] log-decay
+    beta: Tensor | None = None  # [B, T, H] delta step
+    scale: float = 1.0
+
+
+class Memory(nn.Module):
+    """What all memories share: a past to go on from and a state to keep."""
+
+    def forward(
+        self,
+        x: Tensor,
+        made: Operands,
+        packing: Packing,
+        past: State | None = None,
+        keep: bool = False,
+        notes: dict[str, Any] | None = None,
+    ) -> tuple[Tensor, State | None]:
+        """The layer's input x [B, T, hidden] and what its backbone made -> outputs [B, T, H, dv] and the state.
+
+        ``past`` is used up: the state returned may live in its memory. ``notes``, given where this call may be repeated
+        for its gradient, keeps what the repetition must not decide anew.
+        """
+        return self.attend(x, made, past, notes, output_final_state=keep, cu_seqlens=packing.cu_seqlens)
+
+    def attend(self, x: Tensor, made: Operands, past: Any, notes: Any, **options: Any) -> tuple[Tensor, State | None]:
+        raise NotImplementedError
+
+
+class SingleMemory(Memory):
+    """One state."""
+
+    def attend(self, x: Tensor, made: Operands, past: Any, notes: Any, **options: Any) -> tuple[Tensor, State | None]:
+        return linear_attention(**vars(made), initial_state=past, inplace=past is not None, **options)
+
+
+class LogLinearMemory(Memory):
+    """Fenwick levels."""
+
+    def __init__(self, hidden_size: int, heads: int, levels: int, slot_bias: bool = False) -> None:
+        super().__init__()
+        self.slots = SlotWeights(hidden_size, heads, levels, slot_bias)
+
+    def attend(self, x: Tensor, made: Operands, past: Any, notes: Any, **options: Any) -> tuple[Tensor, State | None]:
+        lam = self.slots(x)
+        return log_linear_attention(**vars(made), lam=lam, initial_state=past, inplace=past is not None, **options)
+
+
+class DynamicMemory(Memory):
+    """At most ``capacity`` states, opened and merged by information."""
+
+    rule_names: ClassVar[tuple[str, ...]] = ("tau", "capacity", "merge", "score", "block")
+
+    def __init__(
+        self,
+        hidden_size: int,
+        heads: int,
+        *,
+        width: int,
+        slot_bias: bool = False,
+        routed: bool = False,
+        temperature: float | None = None,
+        slot_order: str = "chronological",
+        **rules: Any,
+    ) -> None:
+        super().__init__()
+        self.slots = SlotWeights(hidden_size, heads, width, slot_bias)
+        self.sharpness = nn.Parameter(torch.empty(heads)) if routed else None
+        self.temperature = temperature
+        self.slot_order = slot_order
+        self.rules = {name: rules[name] for name in self.rule_names}
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        if self.sharpness is not None:
+            nn.init.constant_(self.sharpness, math.log(math.expm1(SHARPNESS)))
+
+    @property
+    def soft(self) -> bool:
+        """Whether the soft gate is on: while training, with a temperature."""
+        return self.training and self.temperature is not None
+
+    def attend(self, x: Tensor, made: Operands, past: Any, notes: Any, **options: Any) -> tuple[Tensor, State | None]:
+        if past is not None:
+            past = past.resized(self.rules["capacity"])
+        return dynamic_linear_attention(
+            **vars(made),
+            lam=self.slots(x),
+            **self.rules,
+            slot_order=self.slot_order,
+            route=None if self.sharpness is None else F.softplus(self.sharpness.to(compute_dtype(made.k.dtype))),
+            temperature=self.temperature if self.soft else None,
+            segmentation=self._noted(made, notes, options["cu_seqlens"]),
+            initial_state=past,
+            inplace=past is not None,
+            **options,
+        )
+
+    def _noted(self, made: Operands, notes: dict[str, Any] | None, cu_seqlens: Tensor | None) -> Segmentation | None:
+        """The decisions of the first pass, for a call that may be repeated."""
+        if notes is None:
+            return None
+        if "segmentation" not in notes:
+            inputs = (made.k, made.v, made.g, made.beta)
+            notes["segmentation"] = segment(*inputs, **self.rules, cu_seqlens=cu_seqlens)
+        return notes["segmentation"]
+
+    def extra_repr(self) -> str:
+        return ", ".join(f"{name}={value}" for name, value in self.rules.items() if value is not None)

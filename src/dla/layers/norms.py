@@ -1,0 +1,47 @@
+"""Root-mean-square norms, plain and gated."""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from dla.ops.layout import compute_dtype
+
+
+class RMSNorm(nn.Module):
+    """x / rms(x) * weight over the last dimension, or over each of ``groups`` equal parts of it."""
+
+    def __init__(self, size: int, eps: float, groups: int = 1) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(size))
+        self.eps = eps
+        self.groups = groups
+
+    def reset_parameters(self) -> None:
+        nn.init.ones_(self.weight)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., size] in any dtype -> the same in the dtype of the weight."""
+        wide = x.to(compute_dtype(x.dtype))
+        parts = wide.unflatten(-1, (self.groups, -1)) if self.groups > 1 else wide
+        parts = parts * torch.rsqrt(parts.square().mean(-1, keepdim=True) + self.eps)
+        return self.weight * (parts.flatten(-2) if self.groups > 1 else parts).to(self.weight.dtype)
+
+    def extra_repr(self) -> str:
+        return f"{self.weight.shape[0]}, eps={self.eps}" + (f", groups={self.groups}" if self.groups > 1 else "")
+
+
+class GatedRMSNorm(RMSNorm):
+    """RMS norm with a SiLU gate, applied before the norm (Mamba-2) or after it (Gated DeltaNet)."""
+
+    def __init__(self, size: int, eps: float, groups: int = 1, gate_first: bool = False) -> None:
+        super().__init__(size, eps, groups)
+        self.gate_first = gate_first
+
+    def forward(self, x: Tensor, gate: Tensor | None = None) -> Tensor:
+        """x, gate [..., size] -> [..., size]; without a gate the plain norm."""
+        if gate is None:
+            return super().forward(x)
+        gate = F.silu(gate.to(compute_dtype(x.dtype)))
+        if self.gate_first:
+            return super().forward(x.to(gate.dtype) * gate)
+        return (super().forward(x) * gate).to(self.weight.dtype)

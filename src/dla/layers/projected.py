@@ -1,0 +1,70 @@
+"""Mixers with separate projections for queries, keys and values: linear attention and, with a step, the delta rules."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from dla.layers.memory import Memory, Operands
+from dla.layers.mixer import LayerPast, LinearMixer
+from dla.layers.norms import GatedRMSNorm
+from dla.layers.packing import Packing
+from dla.ops.layout import compute_dtype
+
+
+class ProjectedMixer(LinearMixer):
+    """q, k, v by projections, short convolutions and SiLU; an output norm for each head, gated or not.
+
+    What a backbone adds are ``transition`` (decay and step) and whether keys and queries have unit length.
+    """
+
+    unit_keys = False
+
+    def __init__(
+        self,
+        hidden_size: int,
+        memory: Memory,
+        *,
+        heads: int,
+        key_heads: int,
+        head_k_dim: int,
+        head_v_dim: int,
+        conv_size: int = 4,
+        conv_bias: bool = False,
+        output_gate: bool = True,
+        norm_eps: float = 1e-5,
+        feature_map: str = "identity",
+    ) -> None:
+        super().__init__(memory, heads=heads, key_heads=key_heads, head_k_dim=head_k_dim, head_v_dim=head_v_dim)
+        self.q_proj = nn.Linear(hidden_size, self.key_size, bias=False)
+        self.k_proj = nn.Linear(hidden_size, self.key_size, bias=False)
+        self.v_proj = nn.Linear(hidden_size, self.value_size, bias=False)
+        self.g_proj = nn.Linear(hidden_size, self.value_size, bias=False) if output_gate else None
+        self.add_convolution(2 * self.key_size + self.value_size, conv_size, conv_bias)
+        self.add_feature_map(feature_map)
+        self.norm = GatedRMSNorm(head_v_dim, norm_eps)
+        self.o_proj = nn.Linear(self.value_size, hidden_size, bias=False)
+
+    def transition(self, x: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        """The log-decay g and the delta step beta [B, T, H] by the layer's input; None where there is none."""
+        return None, None
+
+    def forward(
+        self, x: Tensor, packing: Packing, past: LayerPast | None = None, notes: dict[str, Any] | None = None
+    ) -> Tensor:
+        """[B, T, hidden] -> [B, T, hidden]"""
+        mixed = torch.cat([self.q_proj(x), self.k_proj(x), self.v_proj(x)], -1)
+        mixed = self.convolve(mixed, packing, past).to(compute_dtype(x.dtype))
+        q, k, v = mixed.split([self.key_size, self.key_size, self.value_size], -1)
+        q, k = self.features(q), self.features(k)
+        if self.unit_keys:
+            q, k = unit_length(q), unit_length(k)
+        v = v.unflatten(-1, (self.heads, self.head_v_dim))
+        made = Operands(q, k, v, *self.transition(x), scale=self.head_k_dim**-0.5)
+        o = self.remember(x, made, packing, past, notes)
+        gate = None if self.g_proj is None else self.g_proj(x).unflatten(-1, o.shape[-2:])
+        return self.o_proj(self.norm(o, gate).flatten(-2).to(x.dtype))
+
+
+def unit_length(x: Tensor) -> Tensor:
+    return x * torch.rsqrt(x.square().sum(-1, keepdim=True) + 1e-6)

@@ -1,0 +1,103 @@
+"""The language model, as a Hugging Face model."""
+
+from typing import Any
+
+from torch import Tensor, nn
+from transformers import GenerationMixin
+from transformers.generation import GenerationMode
+from transformers.modeling_outputs import CausalLMOutputWithPast
+from transformers.modeling_utils import slice_logits_to_keep
+from transformers.utils import can_return_tuple
+
+from dla.layers.packing import Packing
+from dla.models.cache import NO_ROLLBACK, DLACache
+from dla.models.config import DLAConfig
+from dla.models.loss import next_token_targets, token_loss
+from dla.models.model import DLAModel, DLAPreTrainedModel
+
+
+class DLAForCausalLM(DLAPreTrainedModel, GenerationMixin):
+    """The language model: ``DLAModel`` with an output head, a loss and ``generate()``."""
+
+    _tied_weights_keys = {"lm_head.weight": "model.embeddings.weight"}  # noqa: RUF012 (transformers' own form)
+
+    def __init__(self, config: DLAConfig) -> None:
+        super().__init__(config)
+        self.model = DLAModel(config)
+        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        self.post_init()
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        past_key_values: DLACache | None = None,
+        inputs_embeds: Tensor | None = None,
+        labels: Tensor | None = None,
+        use_cache: bool | None = None,
+        output_hidden_states: bool | None = None,
+        logits_to_keep: int | Tensor = 0,
+        cu_seqlens: Tensor | None = None,
+        **kwargs: Any,
+    ) -> CausalLMOutputWithPast:
+        """Logits [B, T, vocab] and, with ``labels`` [B, T], the mean loss of predicting each sequence's next token.
+
+        Args:
+            attention_mask: [B, T] (or longer, with the past); zeros are padding, anywhere, and change nothing.
+            position_ids: [B or 1, T]; a sequence begins wherever they are 0 (packing).
+            cu_seqlens: [0, ..., T], the ends of sequences packed in a batch of one.
+            labels: like ``input_ids``, -100 where nothing is to be predicted. While training the logits are not kept
+                (``logits`` is None) unless the config says ``loss_chunk=0``.
+            logits_to_keep: only the last so many positions, or the positions given; 0 for all.
+        """
+        x, packing, cache = self.model.enter(
+            input_ids, attention_mask, position_ids, past_key_values, inputs_embeds, use_cache, cu_seqlens
+        )
+        all_hidden = self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
+        hidden, steps = self.model.run(x, packing, cache, bool(all_hidden))
+        loss = None
+        targets = _targets(labels, kwargs.get("shift_labels"), packing)
+        if targets is not None:
+            chunk = self.config.loss_chunk or max(hidden.shape[1], 1)
+            loss = token_loss(self.lm_head, hidden, targets, chunk, kwargs.get("num_items_in_batch"))
+        logits = None
+        if loss is None or not self.training or not self.config.loss_chunk:
+            logits = self.lm_head(slice_logits_to_keep(packing.unpack(hidden), logits_to_keep))
+        return CausalLMOutputWithPast(
+            loss=loss,
+            logits=logits,
+            past_key_values=cache,
+            hidden_states=tuple(packing.unpack(h) for h in steps) if all_hidden else None,
+        )
+
+    def get_output_embeddings(self) -> nn.Linear:
+        return self.lm_head
+
+    def set_output_embeddings(self, new_embeddings: nn.Linear) -> None:
+        self.lm_head = new_embeddings
+
+    def _prepare_cache_for_generation(
+        self, generation_config: Any, model_kwargs: dict[str, Any], *args: Any, **kwargs: Any
+    ) -> None:
+        """generate() starts from an empty DLACache, or from the one it is given."""
+        if generation_config.cache_implementation is not None:
+            raise ValueError(
+                f'cache_implementation="{generation_config.cache_implementation}" is not available: '
+                "DLA models keep their memory in a DLACache; leave it at None"
+            )
+        if model_kwargs.get("past_key_values") is None and generation_config.use_cache:
+            model_kwargs["past_key_values"] = DLACache(self.config.num_hidden_layers)
+
+    def _validate_generation_mode(self, generation_mode: Any, *args: Any, **kwargs: Any) -> None:
+        if generation_mode == GenerationMode.ASSISTED_GENERATION:
+            raise ValueError(f"assisted and prompt-lookup decoding are not available: {NO_ROLLBACK}")
+        super()._validate_generation_mode(generation_mode, *args, **kwargs)
+
+
+def _targets(labels: Tensor | None, shifted: Tensor | None, packing: Packing) -> Tensor | None:
+    """What the tokens are to predict, as the layers see them."""
+    if shifted is not None:
+        return packing.pack(shifted)
+    return None if labels is None else next_token_targets(labels, packing)

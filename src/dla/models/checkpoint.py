@@ -1,0 +1,212 @@
+"""Checkpoint folders: config.json, weights in safetensors or pickled tensors, and the tokenizer's files."""
+
+import json
+import pickle
+import re
+import shutil
+import zipfile
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+Tensors = dict[str, Tensor]
+
+SHARD_BYTES = 5_000_000_000
+COMPANIONS = (
+    "tokenizer*",
+    "vocab.json",
+    "merges.txt",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "chat_template*",
+    "generation_config.json",
+    "*.model",
+)
+
+
+def locate(source: str | Path) -> Path:
+    """The folder of a checkpoint: a local one, or the Hugging Face hub's copy of "organisation/name"."""
+    folder = Path(source).expanduser()
+    if folder.is_dir():
+        return folder
+    if folder.exists():
+        raise ValueError(f"src must be a checkpoint folder, got the file {folder}")
+    if not re.fullmatch(r"[\w.-]+/[\w.-]+", str(source)):
+        raise ValueError(
+            f'src must be a checkpoint folder or the name of one on the Hugging Face hub ("organisation/name"); '
+            f"there is no folder {folder}"
+        )
+    return _download(str(source))
+
+
+def _download(name: str) -> Path:
+    from huggingface_hub import snapshot_download
+
+    try:
+        folder = Path(snapshot_download(name, allow_patterns=["config.json", "model*.safetensors*", *COMPANIONS]))
+        if not any(folder.glob("model*.safetensors")):
+            folder = Path(snapshot_download(name, allow_patterns=["config.json", "pytorch_model*.bin*", *COMPANIONS]))
+    except Exception as error:  # of the network, the hub or the disk, each with errors of its own
+        raise ValueError(
+            f"src: there is no folder {name!r}, and it could not be fetched from the Hugging Face hub either "
+            f"({type(error).__name__}: {_first_line(error)})"
+        ) from error
+    return folder
+
+
+def check_target(target: str | Path) -> Path:
+    """Refuse a folder that holds anything."""
+    folder = Path(target).expanduser()
+    if folder.exists() and not folder.is_dir():
+        raise ValueError(f"dst must be a new or an empty folder, got the file {folder}")
+    if folder.is_dir() and any(folder.iterdir()):
+        raise ValueError(f"dst must be a new or an empty folder, and {folder} is not empty")
+    return folder
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """config.json as it stands, with infinities in either of their spellings as numbers."""
+    return _read_json(folder / "config.json")
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        raise ValueError(f"{path.parent} is not a checkpoint folder: it has no {path.name}")
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"), object_hook=_decode_float)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path} is not valid JSON: {error}") from error
+    if not isinstance(content, dict):
+        raise ValueError(f"{path} must hold a JSON object, got {type(content).__name__}")
+    return content
+
+
+def _decode_float(content: dict[str, Any]) -> Any:
+    """transformers writes infinity as {"__float__": "Infinity"}."""
+    if content.keys() == {"__float__"}:
+        return float(content["__float__"])
+    return content
+
+
+def read_tensors(folder: Path) -> Tensors:
+    """All tensors of the weight files, mapped from them rather than read where the file allows it."""
+    kinds: tuple[tuple[str, Callable[[Path], Tensors]], ...] = (
+        ("model.safetensors", _load_safetensors),
+        ("pytorch_model.bin", _load_pickle),
+    )
+    for name, load in kinds:
+        if (folder / name).is_file():
+            return load(folder / name)
+        if (folder / f"{name}.index.json").is_file():
+            return _load_shards(folder / f"{name}.index.json", load)
+    names = " or ".join(f"{name}[.index.json]" for name, _ in kinds)
+    raise ValueError(f"{folder} has no weights: {names} is needed")
+
+
+def _load_shards(index: Path, load: Callable[[Path], Tensors]) -> Tensors:
+    places = _read_json(index).get("weight_map")
+    if not isinstance(places, dict) or not all(_is_file_name(place) for place in places.values()):
+        raise ValueError(f"{index} must have a weight_map from tensor names to files beside it")
+    tensors: Tensors = {}
+    for place in sorted(set(places.values())):
+        shard = load(index.parent / place)
+        for name in shard:
+            if places.get(name) != place:
+                raise ValueError(f"{index.parent / place} holds {name}, which {index.name} does not expect there")
+        tensors |= shard
+    for name, place in places.items():
+        if name not in tensors:
+            raise ValueError(f"{index.parent / place} lacks {name}, which {index.name} expects there")
+    return tensors
+
+
+def _is_file_name(place: object) -> bool:
+    return isinstance(place, str) and place not in ("", ".", "..") and Path(place).name == place
+
+
+def _load_safetensors(path: Path) -> Tensors:
+    _check_present(path)
+    try:
+        return load_file(path)
+    except (SafetensorError, OSError, ValueError, KeyError, RuntimeError) as error:
+        raise ValueError(f"{path} is not a whole safetensors file: {_first_line(error)}") from error
+
+
+def _load_pickle(path: Path) -> Tensors:
+    """Tensors alone: torch's restricted unpickler refuses a file that asks for anything else, and runs none of it."""
+    _check_present(path)
+    try:
+        content = torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
+    except pickle.UnpicklingError as error:
+        raise ValueError(
+            f"{path} is damaged or holds more than tensors, which would run code of its author; it was not loaded"
+        ) from error
+    except Exception as error:  # a damaged pickle fails in as many ways as there are bytes
+        raise ValueError(f"{path} is not a whole file of tensors: {_first_line(error)}") from error
+    if not isinstance(content, dict) or not all(isinstance(name, str) for name in content):
+        raise ValueError(f"{path} must hold a dictionary of tensors by name, got {type(content).__name__}")
+    for name, tensor in content.items():
+        if not isinstance(tensor, Tensor) or tensor.layout != torch.strided or tensor.is_quantized:
+            raise ValueError(f"{path}: {name} must be a dense tensor")
+    return {name: tensor.detach() for name, tensor in content.items()}
+
+
+def _check_present(path: Path) -> None:
+    if not path.is_file():
+        raise ValueError(f"{path} is missing")
+
+
+def _first_line(error: Exception) -> str:
+    return next(iter(str(error).splitlines()), type(error).__name__)
+
+
+def write_safetensors(folder: Path, tensors: Mapping[str, Tensor]) -> None:
+    """model.safetensors, or several files and their index where one would be larger than ``SHARD_BYTES``."""
+    shards = list(_shards(tensors))
+    if len(shards) == 1:
+        save_file(shards[0], folder / "model.safetensors", metadata={"format": "pt"})
+        return
+    places: dict[str, str] = {}
+    for number, shard in enumerate(shards, 1):
+        place = f"model-{number:05d}-of-{len(shards):05d}.safetensors"
+        save_file(shard, folder / place, metadata={"format": "pt"})
+        places |= dict.fromkeys(shard, place)
+    total = sum(tensor.nbytes for tensor in tensors.values())
+    write_json(folder / "model.safetensors.index.json", {"metadata": {"total_size": total}, "weight_map": places})
+
+
+def _shards(tensors: Mapping[str, Tensor]) -> Iterator[Tensors]:
+    shard: Tensors = {}
+    size = 0
+    for name, tensor in tensors.items():
+        if shard and size + tensor.nbytes > SHARD_BYTES:
+            yield shard
+            shard, size = {}, 0
+        shard[name] = tensor.contiguous()
+        size += tensor.nbytes
+    yield shard
+
+
+def write_pickle(folder: Path, tensors: Mapping[str, Tensor]) -> None:
+    """pytorch_model.bin. A tensor under two names is written once; views are copied out of their storage first."""
+    copies: dict[int, Tensor] = {}
+    for tensor in tensors.values():
+        whole = tensor.is_contiguous() and tensor.untyped_storage().nbytes() == tensor.nbytes
+        copies.setdefault(id(tensor), tensor if whole else tensor.contiguous().clone())
+    torch.save({name: copies[id(tensor)] for name, tensor in tensors.items()}, folder / "pytorch_model.bin")
+
+
+def write_json(path: Path, content: Mapping[str, Any]) -> None:
+    path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+
+
+def copy_companions(source: Path, target: Path) -> None:
+    """The tokenizer's files and the generation settings."""
+    for path in sorted({path for pattern in COMPANIONS for path in source.glob(pattern)}):
+        if path.is_file():
+            shutil.copyfile(path, target / path.name)

@@ -1,0 +1,270 @@
+"""Checkpoints of others to ours and back, and single-state models to the same function with more memory.
+
+Nothing is computed on the weights: every tensor keeps its bits and its dtype, and only names, the order of rows and the
+configuration change. Checkpoints are only ever read as tensors; a pickle that asks for anything else is refused.
+"""
+
+import math
+import re
+import shutil
+import sys
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dla.models.causal_lm import DLAForCausalLM
+from dla.models.checkpoint import (
+    Tensors,
+    check_target,
+    copy_companions,
+    locate,
+    read_config,
+    read_tensors,
+    write_json,
+    write_pickle,
+    write_safetensors,
+)
+from dla.models.config import MEMORIES, DLAConfig
+from dla.models.formats import EMBEDDINGS, FORMATS, LM_HEAD, format_of
+from dla.ops.rules import check_choice
+
+TARGETS = ("dla", *FORMATS)
+# what may change in an upgrade without changing what the model computes
+MEMORY_OPTIONS = (
+    "capacity",
+    "tau",
+    "merge",
+    "score",
+    "slot_order",
+    "block",
+    "temperature",
+    "slots",
+    "levels",
+    "max_position_embeddings",
+)
+# lam = softplus(L * (W x) + bias) = 1 for every x
+NEUTRAL = {"slots.proj.weight": 0.0, "slots.L": 1.0, "slots.bias": math.log(math.e - 1)}
+
+
+def convert(
+    src: str | Path, dst: str | Path, *, to: str | None = None, memory: str | None = None, **overrides: Any
+) -> DLAConfig | dict[str, Any]:
+    """Write the checkpoint ``src`` to the folder ``dst`` in another format, or with another memory; its configuration.
+
+    Args:
+        src: a folder with config.json and weights in safetensors or pytorch_model.bin (either may be sharded), by
+            state-spaces (Mamba-2), transformers (Mamba-2), flash-linear-attention (Gated DeltaNet) or us; or the name
+            of one on the Hugging Face hub.
+        dst: a new or empty folder. Tokenizer files and generation_config.json are copied along.
+        to: "dla" (also what None means), "transformers", "state-spaces" or "fla".
+        memory: "log_linear" or "dynamic" gives a model of one state a head such a memory. It computes the same until it
+            is trained: all states have the weight 1 (see ``upgrade``).
+        overrides: options of that memory, e.g. capacity=16.
+    """
+    return _convert(src, dst, to, memory, overrides)[0]
+
+
+def run(src: str, dst: Path, *, to: str | None, memory: str | None) -> int:
+    """``convert`` for the command line; the exit code."""
+    try:
+        _, tensors = _convert(src, dst, to, memory, {})
+    except (ValueError, OSError) as error:
+        print(f"dla convert: {error}", file=sys.stderr)
+        return 1
+    count = sum(tensor.numel() for tensor in tensors.values())
+    print(f"{dst}: {to or 'dla'} checkpoint, {len(tensors)} tensors, {count / 1e6:.1f}M numbers")
+    return 0
+
+
+def _convert(
+    src: str | Path, dst: str | Path, to: str | None, memory: str | None, overrides: dict[str, Any]
+) -> tuple[DLAConfig | dict[str, Any], Tensors]:
+    target = "dla" if to is None else to
+    check_choice("to", target, TARGETS)
+    if target != "dla" and memory not in (None, "single"):
+        raise ValueError(f'to="{target}" holds models of one state a head; memory="{memory}" needs to="dla"')
+    _check_upgrade(memory, overrides)
+    folder = check_target(dst)
+    source = locate(src)
+    foreign = read_config(source)
+    try:
+        _our_config(foreign)
+    except ValueError as error:
+        raise ValueError(f"{source / 'config.json'}: {error}") from error
+    weights = read_tensors(source)
+    try:
+        config, tensors = to_dla(foreign, weights)
+    except ValueError as error:
+        raise ValueError(f"{source}: {error}") from error
+    if memory is not None:
+        config, tensors = upgrade(config, tensors, memory, **overrides)
+    if target == "dla":
+        _write(source, folder, config, tensors, pickled=False)
+        return config, tensors
+    written, tensors = from_dla(config, tensors, target)
+    _write(source, folder, written, tensors, pickled=FORMATS[target].pickled)
+    return written, tensors
+
+
+def _write(source: Path, folder: Path, config: DLAConfig | dict[str, Any], tensors: Tensors, pickled: bool) -> None:
+    """config.json comes last, so that what has one is whole."""
+    new = not folder.exists()
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        (write_pickle if pickled else write_safetensors)(folder, tensors)
+        copy_companions(source, folder)
+        if isinstance(config, DLAConfig):
+            config.save_pretrained(folder)
+        else:
+            write_json(folder / "config.json", config)
+    except BaseException:
+        for path in folder.iterdir():
+            path.unlink()
+        if new:
+            shutil.rmtree(folder)
+        raise
+
+
+def to_dla(config: dict[str, Any], tensors: Mapping[str, Tensor]) -> tuple[DLAConfig, Tensors]:
+    """A config.json of any of the formats and its tensors -> our configuration and tensors, which share memory."""
+    name, ours = _our_config(config)
+    if name == "dla":
+        shapes = _shapes(ours, tensors)
+        tensors = _untied(ours, tensors, EMBEDDINGS)
+        _check(shapes, tensors)
+        return ours, {name: tensors[name] for name in shapes}
+    form = FORMATS[name]
+    shapes = _shapes(ours, tensors)
+    tensors = _untied(ours, form.current(tensors), form.outer[EMBEDDINGS])
+    _check(_their_shapes(name, ours, shapes), tensors)
+    ours.dtype = tensors[form.outer[EMBEDDINGS]].dtype
+    ours.architectures = [DLAForCausalLM.__name__]
+    return ours, form.to_ours(tensors, shapes)
+
+
+def _our_config(config: dict[str, Any]) -> tuple[str, DLAConfig]:
+    """The format of a config.json and what it says in our terms."""
+    name = format_of(config)
+    try:
+        return name, DLAConfig.from_dict(config) if name == "dla" else FORMATS[name].read_config(config)
+    except (TypeError, AttributeError, IndexError, OverflowError) as error:
+        raise ValueError(f"the configuration cannot be read: {error}") from error
+
+
+def from_dla(config: DLAConfig, tensors: Mapping[str, Tensor], to: str) -> tuple[dict[str, Any], Tensors]:
+    """Our configuration and tensors -> what config.json holds and the tensors in the format ``to``."""
+    check_choice("to", to, tuple(FORMATS))
+    form = FORMATS[to]
+    for kind in config.kinds():
+        if kind != (form.backbone, "single"):
+            found = ":".join(part for part in kind if part)
+            raise ValueError(f'to="{to}" holds layers of kind "{form.backbone}:single", the model has "{found}"')
+    if config.feature_map != "identity":
+        raise ValueError(f'to="{to}" needs feature_map="identity", the model has feature_map="{config.feature_map}"')
+    written = form.write_config(config)
+    tensors = _untied(config, tensors, EMBEDDINGS)
+    _check(_shapes(config, tensors), tensors)
+    theirs = form.to_theirs(config, tensors)
+    if config.tie_word_embeddings and form.writes_tied_head:
+        theirs[LM_HEAD] = theirs[form.outer[EMBEDDINGS]]
+    return written, theirs
+
+
+def upgrade(
+    config: DLAConfig, tensors: Mapping[str, Tensor], memory: str, **overrides: Any
+) -> tuple[DLAConfig, Tensors]:
+    """The model with ``memory`` in all linear layers, computing what it did with one state a head.
+
+    The new weights make lam = 1 whatever the input: all states add up with weight 1, and their sum is the one state.
+    ``overrides`` are options of the memory (``MEMORY_OPTIONS``).
+    """
+    _check_upgrade(memory, overrides)
+    present = {kind for _, kind in config.kinds() if kind is not None}
+    if present == {memory} and not overrides:
+        return config, dict(tensors)
+    if present != {"single"}:
+        found = ", ".join(sorted(present)) or "none (softmax layers alone)"
+        raise ValueError(
+            f'memory="{memory}" can be given to models of one state a head, which have an equivalent; '
+            f"this one's memory is {found}"
+        )
+    layers = config.layers and [entry.partition(":")[0] for entry in config.layers]
+    changes = {"memory": memory, "layers": layers, "slot_bias": True, **overrides}
+    new = DLAConfig.from_dict({**config.to_dict(), **changes})
+    shapes = _shapes(new, tensors)
+    return new, {name: tensors[name] if name in tensors else _neutral(name, shapes[name], tensors) for name in shapes}
+
+
+def _neutral(name: str, shape: torch.Size, tensors: Mapping[str, Tensor]) -> Tensor:
+    """A tensor of the memory's slot weights for which they are 1."""
+    value = next(value for end, value in NEUTRAL.items() if name.endswith(f".mixer.memory.{end}"))
+    dtype = tensors[EMBEDDINGS].dtype if name.endswith("proj.weight") else torch.float32
+    return torch.full(shape, value, dtype=dtype)
+
+
+def _check_upgrade(memory: str | None, overrides: Mapping[str, Any]) -> None:
+    if memory is not None:
+        check_choice("memory", memory, MEMORIES)
+    if overrides and memory in (None, "single"):
+        raise ValueError(f'{", ".join(overrides)}: options of a memory need memory="log_linear" or "dynamic"')
+    for name in overrides:
+        if name not in MEMORY_OPTIONS:
+            known = ", ".join(MEMORY_OPTIONS)
+            raise ValueError(f"{name} cannot be given: the model would compute something else; what can is {known}")
+
+
+def _shapes(config: DLAConfig, tensors: Iterable[str]) -> dict[str, torch.Size]:
+    """Our names and shapes of what a model of this configuration holds; tied embeddings count once."""
+    numbers = [int(number) for name in tensors for number in re.findall(r"\.layers\.(\d+)\.", name)]
+    held = max(numbers, default=-1) + 1
+    if held != config.num_hidden_layers:
+        raise ValueError(f"the configuration has {config.num_hidden_layers} layers, the weights have {held}")
+    try:
+        with torch.device("meta"):
+            state = DLAForCausalLM(config).state_dict()
+    except (TypeError, RuntimeError, OverflowError) as error:
+        raise ValueError(f"no model can be made by the configuration: {error}") from error
+    if config.tie_word_embeddings:
+        state.pop(LM_HEAD, None)
+    return {name: tensor.shape for name, tensor in state.items()}
+
+
+def _their_shapes(name: str, config: DLAConfig, shapes: Mapping[str, torch.Size]) -> dict[str, torch.Size]:
+    blank = {ours: torch.empty(shape, device="meta") for ours, shape in shapes.items()}
+    return {theirs: tensor.shape for theirs, tensor in FORMATS[name].to_theirs(config, blank).items()}
+
+
+def _untied(config: DLAConfig, tensors: Mapping[str, Tensor], embeddings: str) -> Tensors:
+    """Without the output head where it is the embeddings once more."""
+    kept = dict(tensors)
+    if not config.tie_word_embeddings or LM_HEAD not in kept:
+        return kept
+    head = kept.pop(LM_HEAD)
+    if not _same(kept.setdefault(embeddings, head), head):
+        raise ValueError(f"the embeddings are tied, but {LM_HEAD} differs from {embeddings}")
+    return kept
+
+
+def _same(a: Tensor, b: Tensor) -> bool:
+    """Bit for bit."""
+    if a.shape != b.shape or a.dtype != b.dtype:
+        return False
+    return a.data_ptr() == b.data_ptr() or torch.equal(*(x.contiguous().view(torch.uint8) for x in (a, b)))
+
+
+def _check(shapes: Mapping[str, torch.Size], tensors: Mapping[str, Tensor]) -> None:
+    """Refuse tensors other than those expected."""
+    for problem, names in (("lacks", shapes.keys() - tensors.keys()), ("also has", tensors.keys() - shapes.keys())):
+        if names:
+            shown = ", ".join(sorted(names)[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+            raise ValueError(f"the weights do not fit the configuration: the checkpoint {problem} {shown}")
+    for name, tensor in tensors.items():
+        if tensor.shape != shapes[name]:
+            raise ValueError(
+                f"{name} has shape {list(tensor.shape)}, where the configuration needs {list(shapes[name])}"
+            )
+        if not tensor.is_floating_point():
+            raise ValueError(f"{name} is of {tensor.dtype}, where floating-point weights are needed")

@@ -1,0 +1,197 @@
+"""The model without its output head, as a Hugging Face model."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+from transformers.modeling_layers import GradientCheckpointingLayer
+from transformers.modeling_outputs import BaseModelOutputWithPast
+from transformers.utils import can_return_tuple, logging
+
+from dla.layers.memory import DynamicMemory
+from dla.layers.mlp import SwiGLU
+from dla.layers.norms import RMSNorm
+from dla.layers.packing import Packing, find_packing
+from dla.models.build import make_mixer
+from dla.models.cache import DLACache, LayerCache, check_cache
+from dla.models.config import DLAConfig
+from dla.ops.rules import Rules
+
+logger = logging.get_logger(__name__)
+
+
+class DLABlock(GradientCheckpointingLayer):
+    """A mixer and, where the model has them, a SwiGLU, each behind a norm and beside the residual stream."""
+
+    def __init__(self, config: DLAConfig, layer: int) -> None:
+        super().__init__()
+        self.norm = RMSNorm(config.hidden_size, config.norm_eps)
+        self.mixer = make_mixer(config, layer)
+        self.mlp: SwiGLU | None = None
+        if config.intermediate_size:
+            self.mlp_norm = RMSNorm(config.hidden_size, config.norm_eps)
+            self.mlp = SwiGLU(config.hidden_size, config.intermediate_size)
+
+    def forward(
+        self,
+        hidden: Tensor,
+        packing: Packing,
+        past_key_values: LayerCache | None = None,
+        notes: dict[str, Any] | None = None,
+    ) -> Tensor:
+        """[B, T, hidden] -> [B, T, hidden]"""
+        hidden = hidden + self.mixer(self.norm(hidden), packing, past_key_values, notes)
+        if self.mlp is not None:
+            hidden = hidden + self.mlp(self.mlp_norm(hidden))
+        return hidden
+
+
+class DLAPreTrainedModel(PreTrainedModel):
+    config_class = DLAConfig
+    base_model_prefix = "model"
+    supports_gradient_checkpointing = True
+    _no_split_modules = ["DLABlock"]  # noqa: RUF012 (transformers' own form)
+    _keep_in_fp32_modules_strict = [  # noqa: RUF012
+        r"A_log$",
+        r"mixer\.D$",
+        r"dt_bias$",
+        r"slots\.(L|bias)$",
+        r"sharpness$",
+    ]
+    _supports_sdpa = True
+    _is_stateful = True
+
+    config: DLAConfig
+
+    @torch.no_grad()
+    def _init_weights(self, module: nn.Module) -> None:
+        if isinstance(module, nn.Linear | nn.Embedding):
+            super()._init_weights(module)
+        elif callable(reset := getattr(module, "reset_parameters", None)):
+            reset()
+
+    def set_memory(self, *, tau: float | None = None, capacity: int | None = None) -> None:
+        """Another threshold or memory budget for the dynamic layers, from the next call on.
+
+        The width of lam stays; states past it use its last column. A cache goes on if its states fit the new capacity.
+        """
+        memories = [module for module in self.modules() if isinstance(module, DynamicMemory)]
+        if not memories:
+            raise ValueError(f'set_memory changes memory="dynamic", but the model has memory="{self.config.memory}"')
+        config = self.config
+        if config.capacity is None and capacity is not None:
+            raise ValueError("capacity cannot be set on a model with capacity=None, whose states are never merged")
+        tau = config.tau if tau is None else tau
+        capacity = config.capacity if capacity is None else capacity
+        Rules(tau, capacity)  # refuses what cannot be
+        config.slots, config.tau, config.capacity = config.slot_width, tau, capacity
+        for memory in memories:
+            memory.rules.update(tau=tau, capacity=capacity)
+
+    def set_temperature(self, temperature: float | None) -> None:
+        """The soft gate's temperature for training; None for the hard gate."""
+        self.config.temperature = temperature
+        for module in self.modules():
+            if isinstance(module, DynamicMemory):
+                module.temperature = temperature
+
+
+class DLAModel(DLAPreTrainedModel):
+    """Embeddings, blocks and a last norm."""
+
+    def __init__(self, config: DLAConfig) -> None:
+        super().__init__(config)
+        self.embeddings = nn.Embedding(config.vocab_size, config.hidden_size)
+        self.layers = nn.ModuleList([DLABlock(config, i) for i in range(config.num_hidden_layers)])
+        self.norm = RMSNorm(config.hidden_size, config.norm_eps)
+        self.gradient_checkpointing = False
+        self.post_init()
+
+    def get_input_embeddings(self) -> nn.Embedding:
+        return self.embeddings
+
+    def set_input_embeddings(self, value: nn.Embedding) -> None:
+        self.embeddings = value
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        past_key_values: DLACache | None = None,
+        inputs_embeds: Tensor | None = None,
+        use_cache: bool | None = None,
+        output_hidden_states: bool | None = None,
+        cu_seqlens: Tensor | None = None,
+        **kwargs: Any,
+    ) -> BaseModelOutputWithPast:
+        """The hidden states [B, T, hidden] of ``input_ids`` [B, T] or ``inputs_embeds`` [B, T, hidden]."""
+        x, packing, cache = self.enter(
+            input_ids, attention_mask, position_ids, past_key_values, inputs_embeds, use_cache, cu_seqlens
+        )
+        all_hidden = self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
+        x, steps = self.run(x, packing, cache, bool(all_hidden))
+        return BaseModelOutputWithPast(
+            last_hidden_state=packing.unpack(x),
+            past_key_values=cache,
+            hidden_states=tuple(packing.unpack(h) for h in steps) if all_hidden else None,
+        )
+
+    def enter(
+        self,
+        input_ids: Tensor | None,
+        attention_mask: Tensor | None,
+        position_ids: Tensor | None,
+        past_key_values: DLACache | None,
+        inputs_embeds: Tensor | None,
+        use_cache: bool | None,
+        cu_seqlens: Tensor | None,
+    ) -> tuple[Tensor, Packing, DLACache | None]:
+        """The embedded tokens without padding, where they lie, and the cache to use."""
+        if (input_ids is None) == (inputs_embeds is None):
+            raise ValueError("pass either input_ids or inputs_embeds (one of the two)")
+        x = self.embeddings(input_ids) if inputs_embeds is None else inputs_embeds
+        batch, time = x.shape[:2]
+        past = past_key_values
+        if past is not None:
+            check_cache(past, self.config, batch)
+        continues = past is not None and past.get_seq_length() > 0
+        packing = find_packing(batch, time, attention_mask, position_ids, cu_seqlens, continues)
+        return packing.pack(x), packing, self._cache(past, use_cache, packing)
+
+    def _cache(self, past: DLACache | None, use_cache: bool | None, packing: Packing) -> DLACache | None:
+        wanted = (
+            use_cache if use_cache is not None else past is not None or (self.config.use_cache and not self.training)
+        )
+        if not wanted:
+            return None
+        if self.training and (self.gradient_checkpointing or self.config.temperature is not None):
+            if past is not None:
+                raise ValueError(
+                    "past_key_values cannot be used while training with gradient checkpointing or a soft gate"
+                )
+            logger.warning_once("No cache is kept while training with gradient checkpointing or a soft gate.")
+            return None
+        if not packing.rows:
+            if use_cache:
+                raise ValueError("use_cache=True needs one sequence a row; a packed batch has several")
+            return None
+        return DLACache(len(self.layers)) if past is None else past
+
+    def run(
+        self, x: Tensor, packing: Packing, cache: DLACache | None = None, all_hidden: bool = False
+    ) -> tuple[Tensor, list[Tensor]]:
+        """All blocks and the last norm on embedded, packed tokens: hidden states, and those of every step if asked."""
+        x = x.float() if self.config.residual_in_fp32 and x.dtype != torch.float64 else x
+        steps = [x]
+        recomputes = self.gradient_checkpointing and self.training
+        for i, block in enumerate(self.layers):
+            past = None if cache is None else cache.layers[i]
+            x = block(x, packing, past_key_values=past, notes={} if recomputes else None)
+            steps = [*steps, x] if all_hidden else steps
+        if cache is not None:
+            cache.advance(packing.time)
+        x = self.norm(x)
+        return x, [*steps[:-1], x]

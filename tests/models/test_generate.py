@@ -1,0 +1,275 @@
+import io
+import json
+import re
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from dla.models import DLACache, DLAForCausalLM
+from dla.models import generate as generate_module
+from dla.models.generate import Sampling, read, run, stop_tokens, tokens
+from dla.models.info import cache_bytes
+from dla.models.presets import preset
+from dla.text import ByteTokenizer
+
+PROMPT = "Wer reitet so spät durch Nacht und Wind? "
+MEMORIES = ("single", "log_linear", "dynamic")
+
+
+def save_model(folder, memory="dynamic", **options):
+    """A small model whose next token depends on what it has read."""
+    torch.manual_seed(0)
+    sizes = {"num_hidden_layers": 2, "hidden_size": 64, "num_heads": 4, "capacity": 6}
+    config = preset("mamba2-tiny", memory=memory, initializer_range=0.3, **{**sizes, **options})
+    DLAForCausalLM(config).save_pretrained(folder)
+    return str(folder)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return save_model(tmp_path_factory.mktemp("model"))
+
+
+def as_json(capsys, model, **options):
+    """The figures of a run."""
+    assert run(model=model, json=True, **{"prompt": PROMPT, "max_new_tokens": 12, **options}) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+@pytest.mark.parametrize("memory", MEMORIES)
+def test_greedy_tokens_are_those_of_generate(tmp_path, capsys, memory):
+    name = save_model(tmp_path, memory)
+    model = DLAForCausalLM.from_pretrained(name).eval()
+    ids = torch.tensor([list(PROMPT.encode())])
+    expected = model.generate(ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=40)
+    expected = expected[0, ids.shape[1] :].tolist()
+    assert len(set(expected)) > 5, "a model that repeats itself tests nothing"
+    figures = as_json(capsys, name, max_new_tokens=40)
+    assert figures["token_ids"] == expected
+    assert figures["text"] == ByteTokenizer().decode(expected)
+
+
+def test_streaming(folder, capsys, monkeypatch):
+    expected = as_json(capsys, folder, max_new_tokens=40)["text"]
+    written = []
+
+    def write(text):
+        written.append(text)
+        return len(text)
+
+    monkeypatch.setattr(sys, "stdout", SimpleNamespace(write=write, flush=lambda: None))
+    assert run(model=folder, prompt=PROMPT, max_new_tokens=40) == 0
+    monkeypatch.undo()
+    assert "".join(written) == expected + "\n"
+    assert len(written) > 10, "the text comes in pieces"
+    err = capsys.readouterr().err
+    assert f"prompt: {len(PROMPT.encode())} tokens" in err
+    assert "generated: 40 tokens" in err
+    assert "bytes for 81 tokens; a KV cache" in err
+
+
+def test_figures_fit_together(folder, capsys):
+    figures = as_json(capsys, folder)
+    n = len(PROMPT.encode())
+    assert figures["prompt_tokens"] == n
+    assert figures["generated_tokens"] == len(figures["token_ids"]) == 12
+    assert figures["cached_tokens"] == n + 11, "the last token is not taken in"
+    assert figures["prefill_tokens_per_second"] * figures["prefill_seconds"] == pytest.approx(n)
+    assert figures["decode_tokens_per_second"] * figures["decode_seconds"] == pytest.approx(11)
+    config = DLAForCausalLM.from_pretrained(folder).config
+    assert figures["state_bytes"] == cache_bytes(config, n + 11, torch.float32)["total"]
+    assert figures["kv_cache_bytes"] == 2 * 2 * 64 * 2 * (n + 11)
+    assert (figures["ended"], figures["context_tokens"], figures["random_weights"]) == ("length", 0, False)
+
+
+@pytest.mark.parametrize("memory", MEMORIES)
+def test_a_saved_context_goes_on(tmp_path, capsys, memory):
+    name, context = save_model(tmp_path / "model", memory), tmp_path / "context.safetensors"
+    whole = as_json(capsys, name, prompt=PROMPT + "Es")
+    first = as_json(capsys, name, save_context=context, max_new_tokens=5)  # what it generates is not in the context
+    then = as_json(capsys, name, prompt="Es", load_context=context)
+    assert then["token_ids"] == whole["token_ids"]
+    assert then["context_tokens"] == first["prompt_tokens"] == DLACache.load(context).get_seq_length()
+    assert then["cached_tokens"] == whole["cached_tokens"]
+    assert then["state_bytes"] == whole["state_bytes"]
+    fresh = as_json(capsys, name, prompt="Es")
+    assert fresh["token_ids"] != whole["token_ids"], "the context must matter"
+
+
+def test_reading_alone(folder, tmp_path, capsys):
+    figures = as_json(capsys, folder, save_context=tmp_path / "c", max_new_tokens=0)
+    assert figures["generated_tokens"] == 0
+    assert figures["text"] == ""
+    assert figures["cached_tokens"] == figures["prompt_tokens"] == DLACache.load(tmp_path / "c").get_seq_length()
+
+
+def test_a_prompt_in_pieces_is_the_prompt(folder):
+    model = DLAForCausalLM.from_pretrained(folder).eval().double()
+    ids = torch.tensor([list((PROMPT * 3).encode())])
+    whole, cache = read(model, ids)
+    sizes = []
+    parts, pieces = read(model, ids, chunk=50, seen=lambda n, cache: sizes.append((n, cache.get_seq_length())))
+    assert sizes == [(50, 50), (50, 100), (26, 126)]
+    torch.testing.assert_close(parts, whole, atol=1e-9, rtol=1e-9)
+    assert pieces.nbytes == cache.nbytes
+
+
+def test_long_prompts_from_files_and_stdin(folder, tmp_path, capsys, monkeypatch):
+    data = PROMPT.encode() * 5 + b"\xff\x00"  # any bytes will do
+    (tmp_path / "prompt").write_bytes(data)
+    from_file = as_json(capsys, folder, prompt=None, file=tmp_path / "prompt", prefill_chunk=64)
+    assert from_file["prompt_tokens"] == len(data)
+    monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(data)))
+    assert as_json(capsys, folder, prompt=None, prefill_chunk=64)["token_ids"] == from_file["token_ids"]
+
+
+def test_stop_tokens_end_the_text(folder, tmp_path, capsys):
+    free = as_json(capsys, folder, max_new_tokens=40)["token_ids"]
+    stop = free[20]
+    first = free.index(stop)
+    model = DLAForCausalLM.from_pretrained(folder)
+    model.config.eos_token_id = model.generation_config.eos_token_id = stop
+    model.save_pretrained(tmp_path)
+    figures = as_json(capsys, str(tmp_path), max_new_tokens=40)
+    assert figures["token_ids"] == free[: first + 1]
+    assert figures["text"] == ByteTokenizer().decode(free[:first]), "the stop token is no text"
+    assert figures["ended"] == "stop token"
+    assert stop_tokens(preset("mamba2-tiny", eos_token_id=[3, 4])) == {3, 4}
+    assert stop_tokens(preset("mamba2-tiny")) == set()
+
+
+def test_sampling():
+    logits = torch.log(torch.tensor([0.5, 0.3, 0.15, 0.05]))
+
+    def rates(**options):
+        sampling = Sampling(seed=0, **options)
+        return torch.bincount(torch.tensor([sampling.pick(logits) for _ in range(1500)]), minlength=4) / 1500
+
+    assert rates() == pytest.approx([1, 0, 0, 0])
+    assert rates(temperature=1.0) == pytest.approx([0.5, 0.3, 0.15, 0.05], abs=0.05)
+    assert rates(temperature=0.5) == pytest.approx([0.685, 0.247, 0.062, 0.007], abs=0.05)
+    assert rates(temperature=1.0, top_k=2) == pytest.approx([0.625, 0.375, 0, 0], abs=0.05)
+    assert rates(temperature=1.0, top_p=0.7) == pytest.approx([0.625, 0.375, 0, 0], abs=0.05)
+    assert rates(temperature=1.0, top_p=0.4) == pytest.approx([1, 0, 0, 0])
+
+
+def test_seeds(folder, capsys):
+    runs = [as_json(capsys, folder, temperature=2.0, seed=seed)["token_ids"] for seed in (1, 1, 2)]
+    assert runs[0] == runs[1] != runs[2]
+
+
+def test_the_budget_can_change(folder, capsys):
+    usual, smaller = as_json(capsys, folder), as_json(capsys, folder, capacity=3)
+    assert smaller["state_bytes"] < 0.6 * usual["state_bytes"]
+    one = as_json(capsys, folder, tau=2.1)  # scores end at 2: no boundaries
+    assert one["token_ids"] != usual["token_ids"]
+
+
+@pytest.mark.parametrize("after", [1, 5])  # while reading in pieces, while generating
+def test_an_interrupt_ends_with_the_figures_so_far(folder, capsys, monkeypatch, after):
+    calls = []
+    forward = DLAForCausalLM.forward
+
+    def interrupted(self, *args, **kwargs):
+        if len(calls) == after:
+            raise KeyboardInterrupt
+        calls.append(1)
+        return forward(self, *args, **kwargs)
+
+    monkeypatch.setattr(DLAForCausalLM, "forward", interrupted)
+    assert run(model=folder, prompt=PROMPT, max_new_tokens=12, prefill_chunk=20, json=True) == 130
+    figures = json.loads(capsys.readouterr().out)
+    assert figures["ended"] == "interrupted"
+    assert figures["prompt_tokens"] == (20 if after == 1 else 42)
+    assert figures["generated_tokens"] == (0 if after == 1 else 3)
+    assert figures["cached_tokens"] == (20 if after == 1 else 44)
+    assert figures["state_bytes"] > 0
+
+
+def test_presets_say_that_they_are_random(capsys):
+    assert run(model="mamba2-tiny", memory="dynamic", prompt="abc", max_new_tokens=2, json=True) == 0
+    printed = capsys.readouterr()
+    assert "its weights are random" in printed.err
+    figures = json.loads(printed.out)
+    assert figures["random_weights"] is True
+    again = as_json(capsys, "mamba2-tiny", memory="dynamic", prompt="abc", max_new_tokens=2, seed=7)
+    assert again["token_ids"] == figures["token_ids"], "the same weights every time"
+
+
+def test_half_precision_is_checked_first(folder, capsys, monkeypatch):
+    checked = []
+    monkeypatch.setattr(generate_module, "ensure_half_precision", checked.append)
+    assert as_json(capsys, folder, dtype="bfloat16", max_new_tokens=3)["dtype"] == "bfloat16"
+    assert checked == [torch.bfloat16]
+
+    def broken(dtype):
+        raise RuntimeError("use float32")
+
+    monkeypatch.setattr(generate_module, "ensure_half_precision", broken)
+    assert run(model=folder, prompt="a", dtype="bfloat16") == 2
+    assert capsys.readouterr().err == "dla generate: use float32\n"
+
+
+def test_tokens_take_in_all_but_the_last(folder):
+    model = DLAForCausalLM.from_pretrained(folder).eval()
+    logits, cache = read(model, torch.tensor([[1, 2, 3]]))
+    assert len(list(tokens(model, logits, cache, 4, Sampling()))) == 4
+    assert cache.get_seq_length() == 3 + 3
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"model": "mamba2-huge"}, "did you mean"),
+        ({"prompt": ""}, "the prompt is empty"),
+        ({"temperature": -1.0}, "temperature must be >= 0"),
+        ({"top_p": 0.0}, r"top_p must be in \(0, 1\]"),
+        ({"top_k": -1}, "top_k must be >= 0"),
+        ({"dtype": "int8"}, "dtype must be one of float32, bfloat16, float16, got 'int8'"),
+        ({"max_new_tokens": -1}, "max_new_tokens must be >= 0"),
+        ({"prefill_chunk": 0}, "prefill_chunk must be >= 1"),
+        ({"prompt": "a", "file": "b"}, "a prompt or a file"),
+        ({"load_context": "nowhere"}, "load_context is not a file"),
+        ({"save_context": "no/where"}, "a folder that does not exist"),
+        ({"capacity": 0}, "capacity must be >= 2, got 0"),
+        ({"tau": float("nan")}, "tau must be >= 0, got nan"),
+        ({"memory": "single"}, 'made with memory="dynamic"'),
+    ],
+    ids=str,
+)
+def test_mistakes_are_sentences(folder, capsys, options, message):
+    paths = {name: Path(x) for name, x in options.items() if name in ("file", "load_context", "save_context")}
+    assert run(**{"model": folder, "prompt": "a", **options, **paths}) == 2
+    printed = capsys.readouterr()
+    assert not printed.out
+    assert printed.err.startswith("dla generate: ")
+    assert re.search(message, printed.err)
+
+
+@pytest.mark.parametrize(
+    ("other", "message"),
+    [
+        ({"memory": "single"}, "layer 0 is mamba2 (memory single) with 4 heads of 32 x 32, and got DynamicState"),
+        ({"num_hidden_layers": 3}, "of a model with 2 layers, this one has 3"),
+        ({"head_k_dim": 16}, "layer 0 is mamba2 (memory dynamic) with 4 heads of 16 x 32, and got DynamicState"),
+    ],
+    ids=str,
+)
+def test_contexts_of_other_models_are_refused(folder, tmp_path, capsys, other, message):
+    as_json(capsys, folder, save_context=tmp_path / "context", max_new_tokens=0)
+    name = save_model(tmp_path / "other", **other)
+    assert run(model=name, prompt="a", load_context=tmp_path / "context") == 2
+    assert message in capsys.readouterr().err
+    (tmp_path / "context").write_bytes(b"nonsense")
+    assert run(model=folder, prompt="a", load_context=tmp_path / "context") == 2
+    assert "not a saved context" in capsys.readouterr().err
+
+
+def test_a_context_that_does_not_fit_the_budget(folder, tmp_path, capsys):
+    as_json(capsys, folder, save_context=tmp_path / "context", max_new_tokens=0)
+    assert run(model=folder, prompt="a", load_context=tmp_path / "context", capacity=3) == 2
+    assert "cannot go on with capacity=3" in capsys.readouterr().err
+    assert as_json(capsys, folder, prompt="a", load_context=tmp_path / "context", capacity=9)["context_tokens"] == 42

@@ -1,0 +1,113 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dla.text import ByteDecoder, ByteTokenizer, TransformersDecoder, decoder, load_tokenizer
+
+TEXT = "Ünï – 漢字 🙂\n"
+
+
+def pieces(stream, ids):
+    return [stream.push(i) for i in ids], stream.finish()
+
+
+def test_tokens_are_the_bytes():
+    tokenizer = ByteTokenizer()
+    assert tokenizer.encode("aé\n") == [97, 0xC3, 0xA9, 10]
+    assert tokenizer.encode("aé\n", add_special_tokens=False) == [97, 0xC3, 0xA9, 10]
+    assert tokenizer.decode([97, 0xC3, 0xA9, 10]) == "aé\n"
+
+
+def test_what_is_no_text():
+    tokenizer = ByteTokenizer()
+    assert tokenizer.decode([97, 0xC3, 98, 300, 99]) == "a�b�c"
+    assert tokenizer.decode([97, 0xC3, 98, 300], errors="ignore") == "ab"
+    with pytest.raises(UnicodeDecodeError):
+        tokenizer.decode([300], errors="strict")
+
+
+def test_any_bytes_of_a_file_arrive():
+    data = bytes(range(256))
+    assert ByteTokenizer().encode(data.decode("utf-8", errors="surrogateescape")) == list(data)
+
+
+@given(st.text(st.characters(exclude_categories=["Cs"])))
+def test_streamed_text_is_the_text(text):
+    ids = ByteTokenizer().encode(text)
+    given_out, rest = pieces(ByteDecoder(), ids)
+    assert "".join(given_out) == text
+    assert rest == ""
+    assert ByteTokenizer().decode(ids) == text
+
+
+@given(st.lists(st.integers(0, 400)))
+def test_streamed_bytes_are_the_decoded_ones(ids):
+    given_out, rest = pieces(ByteDecoder(), ids)
+    assert "".join(given_out) + rest == ByteTokenizer().decode(ids)
+
+
+def test_no_half_characters():
+    given_out, rest = pieces(ByteDecoder(), "🙂".encode())
+    assert given_out == ["", "", "", "🙂"]
+    given_out, rest = pieces(ByteDecoder(), "a🙂".encode()[:-1])
+    assert given_out == ["a", "", "", ""]
+    assert rest == "�"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A byte-level tokenizer of the transformers library with a token that opens a text, saved."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
+    from transformers import PreTrainedTokenizerFast
+
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    made = Tokenizer(models.BPE(vocab={"<s>": 0, **{c: i + 1 for i, c in enumerate(alphabet)}}, merges=[]))
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.decoder = decoders.ByteLevel()
+    made.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)])
+    path = tmp_path_factory.mktemp("tokenizer")
+    PreTrainedTokenizerFast(tokenizer_object=made, bos_token="<s>").save_pretrained(path)
+    return path
+
+
+def test_a_folder_with_a_tokenizer(folder):
+    tokenizer = load_tokenizer(folder, 300)
+    ids = tokenizer.encode(TEXT)
+    assert ids[0] == 0
+    assert tokenizer.encode(TEXT, add_special_tokens=False) == ids[1:]
+    assert tokenizer.decode(ids[1:]) == TEXT
+    with pytest.raises(ValueError, match="has 257 tokens, but vocab_size is 256"):
+        load_tokenizer(folder, 256)
+
+
+@pytest.mark.parametrize("repeats", [1, 30])  # within a window, and over several
+def test_streaming_with_a_tokenizer(folder, repeats):
+    tokenizer = load_tokenizer(folder, 300)
+    stream = decoder(tokenizer)
+    assert isinstance(stream, TransformersDecoder)
+    given_out, rest = pieces(stream, tokenizer.encode(TEXT * repeats))
+    assert "".join(given_out) == TEXT * repeats
+    assert not any("�" in piece for piece in given_out)
+    assert rest == ""
+    half = tokenizer.encode("a🙂")[:-1]
+    given_out, rest = pieces(decoder(tokenizer), half)
+    assert "".join(given_out) == "a"
+    assert rest == tokenizer.decode(half, skip_special_tokens=True)[1:] != ""
+
+
+def test_bytes_where_there_is_no_tokenizer(tmp_path):
+    (tmp_path / "config.json").write_text("{}")
+    for name in (None, tmp_path):
+        tokenizer = load_tokenizer(name, 256)
+        assert isinstance(tokenizer, ByteTokenizer)
+        assert isinstance(decoder(tokenizer), ByteDecoder)
+    with pytest.raises(ValueError, match="vocab_size=255 is too small for bytes"):
+        load_tokenizer(None, 255)
+    with pytest.raises(ValueError, match="has no tokenizer files"):
+        load_tokenizer(tmp_path, 255)
+
+
+def test_a_broken_tokenizer_is_named(tmp_path):
+    (tmp_path / "tokenizer.json").write_text("{}")
+    with pytest.raises(ValueError, match="no tokenizer could be loaded from"):
+        load_tokenizer(tmp_path, 300)
