@@ -81,7 +81,8 @@ class Attention(nn.Module):
         q, k = self.rotary(q, positions), self.rotary(k, positions)
         now = before
         if past is not None:
-            now = past.state = before.append(k.detach(), v.detach(), packing)
+            now = before.append(k, v, packing)
+            past.state = now.detach()
         if before.keys.shape[2] == 0:
             o = _attend_fresh(q, k, v, packing)
         elif packing.lengths is None:

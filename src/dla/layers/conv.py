@@ -24,6 +24,11 @@ class ShortConv(nn.Conv1d):
         back = self.kernel_size[0] - 1
         if tail is None:
             tail = x.new_zeros(packing.sequences, back, x.shape[-1])
+        if tail.shape != (packing.sequences, back, x.shape[-1]):
+            expected = [packing.sequences, back, x.shape[-1]]
+            raise ValueError(
+                f"past_key_values is of another model: the convolution needs {expected}, got {list(tail.shape)}"
+            )
         tail = tail.to(x.dtype)
         if packing.lengths is None:
             line = torch.cat([tail, x], 1)

@@ -76,6 +76,8 @@ class LinearMixer(nn.Module):
     ) -> Tensor:
         """What the memory answers [B, T, H, dv], having taken in this call's tokens."""
         before: State | None = None if past is None else past.state
+        if before is not None and before.length.is_inference() and not torch.is_inference_mode_enabled():
+            before = before.clone()  # read in inference mode, where tensors cannot be changed from outside
         o, state = self.memory(x, made, packing, before, past is not None, notes)
         if past is not None:
             past.state = state

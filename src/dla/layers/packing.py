@@ -19,15 +19,11 @@ class Packing:
     time: int
     lengths: tuple[int, ...] | None = None  # of the packed sequences
     kept: Tensor | None = None  # [N] which tokens of the flat [B * T] are there; None for all
+    rows: bool = True  # whether sequence i is row i of the batch, so that a cache can follow it
 
     @property
     def sequences(self) -> int:
         return self.batch if self.lengths is None else len(self.lengths)
-
-    @property
-    def rows(self) -> bool:
-        """Whether sequence i is row i of the batch, so that a cache can follow it."""
-        return self.sequences == self.batch
 
     @cached_property
     def cu_seqlens(self) -> Tensor | None:
@@ -41,7 +37,7 @@ class Packing:
         if self.lengths is None:
             return x
         x = x.flatten(0, 1)
-        return (x if self.kept is None else x[self.kept])[None]
+        return (x if self.kept is None else x[self.kept.to(x.device)])[None]
 
     def unpack(self, x: Tensor) -> Tensor:
         """Back to [B, T, ...], zero where there was padding."""
@@ -49,7 +45,7 @@ class Packing:
             return x
         x = x[0]
         if self.kept is not None:
-            x = x.new_zeros(self.batch * self.time, *x.shape[1:]).index_copy(0, self.kept, x)
+            x = x.new_zeros(self.batch * self.time, *x.shape[1:]).index_copy(0, self.kept.to(x.device), x)
         return x.unflatten(0, (self.batch, self.time))
 
     def positions(self, past: Tensor) -> Tensor:
@@ -98,7 +94,7 @@ def find_packing(
         keep = torch.ones_like(first)
     begin = first.flatten()[keep.flatten()].nonzero()[:, 0].tolist()
     lengths = tuple(b - a for a, b in pairwise([*begin, int(keep.sum())]))
-    return Packing(batch, time, lengths, keep.flatten().nonzero()[:, 0])
+    return Packing(batch, time, lengths, keep.flatten().nonzero()[:, 0], rows=False)
 
 
 def _given_packing(
@@ -114,7 +110,7 @@ def _given_packing(
             f"cu_seqlens must be [0, ..., {time}], never decreasing, with a batch of one, "
             f"got {ends} and a batch of {batch}"
         )
-    return Packing(batch, time, tuple(b - a for a, b in pairwise(ends)))
+    return Packing(batch, time, tuple(b - a for a, b in pairwise(ends)), rows=len(ends) == 2)
 
 
 def _kept(batch: int, time: int, attention_mask: Tensor | None) -> Tensor | None:

@@ -162,11 +162,15 @@ class DLACache(Cache):
         try:
             with safe_open(path, framework="pt", device=device) as file:
                 metadata = file.metadata() or {}
-                if metadata.get("format") != FORMAT:
-                    raise ValueError(f"path is not a saved context: {path}")
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
-        except SafetensorError as error:
+            if metadata.get("format") != FORMAT:
+                raise ValueError(f"the format is {metadata.get('format')!r}, not {FORMAT!r}")
+            return cls._restore(metadata, tensors)
+        except (SafetensorError, ValueError, KeyError, TypeError) as error:
             raise ValueError(f"path is not a saved context, or it is damaged: {path} ({error})") from error
+
+    @classmethod
+    def _restore(cls, metadata: dict[str, str], tensors: dict[str, Tensor]) -> "DLACache":
         labels = json.loads(metadata["layers"])
         cache = cls(len(labels))
         for i, (layer, label) in enumerate(zip(cache.layers, labels, strict=True)):
@@ -202,3 +206,5 @@ def check_cache(cache: object, config: DLAConfig, batch: int) -> None:
         if not isinstance(layer.state, STATES[memory]) or (heads, dk, dv) != sizes:
             kind = f"{backbone} (memory {memory}) with {sizes[0]} heads of {sizes[1]} x {sizes[2]}"
             raise ValueError(f"past_key_values is of another model: layer {i} is {kind}, and got {layer.state!r}")
+        if isinstance(layer.state, DynamicState):
+            layer.state.resized(config.capacity)  # refuses, before any layer has moved on

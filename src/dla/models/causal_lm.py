@@ -13,7 +13,7 @@ from dla.layers.packing import Packing
 from dla.models.cache import NO_ROLLBACK, DLACache
 from dla.models.config import DLAConfig
 from dla.models.loss import next_token_targets, token_loss
-from dla.models.model import DLAModel, DLAPreTrainedModel
+from dla.models.model import DLAModel, DLAPreTrainedModel, packing_of
 
 
 class DLAForCausalLM(DLAPreTrainedModel, GenerationMixin):
@@ -52,24 +52,31 @@ class DLAForCausalLM(DLAPreTrainedModel, GenerationMixin):
                 (``logits`` is None) unless the config says ``loss_chunk=0``.
             logits_to_keep: only the last so many positions, or the positions given; 0 for all.
         """
-        x, packing, cache = self.model.enter(
-            input_ids, attention_mask, position_ids, past_key_values, inputs_embeds, use_cache, cu_seqlens
+        packing = packing_of(
+            input_ids, inputs_embeds, attention_mask, position_ids, cu_seqlens, past_key_values, self.config
         )
-        all_hidden = self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
-        hidden, steps = self.model.run(x, packing, cache, bool(all_hidden))
-        loss = None
+        outputs = self.model(
+            input_ids=input_ids,
+            inputs_embeds=inputs_embeds,
+            past_key_values=past_key_values,
+            use_cache=use_cache,
+            output_hidden_states=output_hidden_states,
+            packing=packing,
+            return_dict=True,
+        )
+        hidden, loss, logits = outputs.last_hidden_state, None, None
         targets = _targets(labels, kwargs.get("shift_labels"), packing)
         if targets is not None:
-            chunk = self.config.loss_chunk or max(hidden.shape[1], 1)
-            loss = token_loss(self.lm_head, hidden, targets, chunk, kwargs.get("num_items_in_batch"))
-        logits = None
+            chunk = self.config.loss_chunk or max(targets.numel(), 1)
+            items = kwargs.get("num_items_in_batch")
+            loss = token_loss(self.lm_head, packing.pack(hidden), targets, chunk, items)
         if loss is None or not self.training or not self.config.loss_chunk:
-            logits = self.lm_head(slice_logits_to_keep(packing.unpack(hidden), logits_to_keep))
+            logits = self.lm_head(slice_logits_to_keep(hidden, logits_to_keep))
         return CausalLMOutputWithPast(
             loss=loss,
             logits=logits,
-            past_key_values=cache,
-            hidden_states=tuple(packing.unpack(h) for h in steps) if all_hidden else None,
+            past_key_values=outputs.past_key_values,
+            hidden_states=outputs.hidden_states,
         )
 
     def get_output_embeddings(self) -> nn.Linear:

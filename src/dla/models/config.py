@@ -7,6 +7,7 @@ from typing import Any, ClassVar, get_args
 
 from transformers import PreTrainedConfig
 
+from dla.ops.checks import check_temperature
 from dla.ops.rules import MERGES, SCORES, SLOT_ORDERS, Rules, check_choice
 
 BACKBONES = ("mamba2", "gated_deltanet", "deltanet", "linear", "softmax")
@@ -89,19 +90,33 @@ class DLAConfig(PreTrainedConfig):
     score: str = "token"
     slot_order: str = "chronological"
     block: int | None = None
-    temperature: float | None = None
+    gate_temperature: float | None = None  # `temperature`, under a name that generate() does not take for its own
     routed: bool = False
     slots: int | None = None
     levels: int | None = None
     slot_bias: bool = False
 
     def __post_init__(self, **kwargs: Any) -> None:
+        self.gate_temperature = kwargs.pop("temperature", self.gate_temperature)
         _refuse_typos(kwargs)
         self._check_types()
         self._check_kinds()
         self._fill_sizes()
         self._check_sizes()
         super().__post_init__(**kwargs)
+
+    @property
+    def temperature(self) -> float | None:
+        """Of the soft gate while training; None for the hard gate."""
+        return self.gate_temperature
+
+    @temperature.setter
+    def temperature(self, value: float | None) -> None:
+        self.gate_temperature = value
+
+    def _get_generation_parameters(self) -> dict[str, Any]:
+        """What transformers takes for settings of generate() in a model's configuration: not the gate's temperature."""
+        return {name: x for name, x in super()._get_generation_parameters().items() if name != "temperature"}
 
     def kinds(self) -> list[tuple[str, str | None]]:
         """(backbone, memory) of every layer; softmax layers have no memory."""
@@ -137,8 +152,12 @@ class DLAConfig(PreTrainedConfig):
                 wanted = " or ".join("None" if kind is NoneType else kind.__name__ for kind in kinds)
                 raise ValueError(f"{name} must be {wanted}, got {value!r}")
         limit = self.time_step_limit
-        if not isinstance(limit, list | tuple) or len(limit) != 2 or not all(isinstance(x, int | float) for x in limit):
+        numbers = isinstance(limit, list | tuple) and len(limit) == 2 and all(isinstance(x, int | float) for x in limit)
+        if not numbers or not 0 <= limit[0] <= limit[1]:
             raise ValueError(f"time_step_limit must be two numbers, the least and the most, got {limit!r}")
+        for name in ("norm_eps", "rope_theta"):
+            if not 0 < getattr(self, name) < float("inf"):
+                raise ValueError(f"{name} must be a number > 0, got {getattr(self, name)}")
 
     def _check_kinds(self) -> None:
         check_choice("backbone", self.backbone, BACKBONES)
@@ -216,8 +235,7 @@ class DLAConfig(PreTrainedConfig):
             Rules(self.tau, self.capacity, self.merge, self.score, self.block)
         elif self.routed:
             raise ValueError('routed=True needs memory="dynamic" in some layer')
-        if self.temperature is not None and not self.temperature > 0:
-            raise ValueError(f"temperature must be > 0, or None for the hard gate, got {self.temperature}")
+        check_temperature(self.temperature, carries_state=False)
 
     def _check_linear(self) -> None:
         for name in ("num_heads", "num_key_heads", "head_k_dim", "head_v_dim", "norm_groups"):
@@ -247,7 +265,7 @@ def _check_count(name: str, value: object, least: int = 1) -> None:
 
 def _refuse_typos(kwargs: dict[str, Any]) -> None:
     """Unknown keys are other tools' business unless they look like one of ours."""
-    own = [f.name for f in fields(DLAConfig)]
+    own = [*(f.name for f in fields(DLAConfig)), "temperature"]
     for name in kwargs:
         near = difflib.get_close_matches(name, own, n=1, cutoff=0.85)
         if near:

@@ -16,6 +16,7 @@ from dla.layers.packing import Packing, find_packing
 from dla.models.build import make_mixer
 from dla.models.cache import DLACache, LayerCache, check_cache
 from dla.models.config import DLAConfig
+from dla.ops.checks import check_temperature
 from dla.ops.rules import Rules
 
 logger = logging.get_logger(__name__)
@@ -91,6 +92,7 @@ class DLAPreTrainedModel(PreTrainedModel):
 
     def set_temperature(self, temperature: float | None) -> None:
         """The soft gate's temperature for training; None for the hard gate."""
+        check_temperature(temperature, carries_state=False)
         self.config.temperature = temperature
         for module in self.modules():
             if isinstance(module, DynamicMemory):
@@ -125,49 +127,38 @@ class DLAModel(DLAPreTrainedModel):
         use_cache: bool | None = None,
         output_hidden_states: bool | None = None,
         cu_seqlens: Tensor | None = None,
+        packing: Packing | None = None,
         **kwargs: Any,
     ) -> BaseModelOutputWithPast:
-        """The hidden states [B, T, hidden] of ``input_ids`` [B, T] or ``inputs_embeds`` [B, T, hidden]."""
-        x, packing, cache = self.enter(
-            input_ids, attention_mask, position_ids, past_key_values, inputs_embeds, use_cache, cu_seqlens
-        )
+        """The hidden states [B, T, hidden] of ``input_ids`` [B, T] or ``inputs_embeds`` [B, T, hidden].
+
+        The arguments are those of ``DLAForCausalLM``; ``packing`` is what follows from them, if it is known already.
+        """
+        if packing is None:
+            packing = packing_of(
+                input_ids, inputs_embeds, attention_mask, position_ids, cu_seqlens, past_key_values, self.config
+            )
+        cache = self._cache(past_key_values, use_cache, packing)
         all_hidden = self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
-        x, steps = self.run(x, packing, cache, bool(all_hidden))
+        x, steps = self._run(
+            packing.pack(self.embeddings(input_ids) if inputs_embeds is None else inputs_embeds),
+            packing,
+            cache,
+            bool(all_hidden),
+        )
         return BaseModelOutputWithPast(
             last_hidden_state=packing.unpack(x),
             past_key_values=cache,
             hidden_states=tuple(packing.unpack(h) for h in steps) if all_hidden else None,
         )
 
-    def enter(
-        self,
-        input_ids: Tensor | None,
-        attention_mask: Tensor | None,
-        position_ids: Tensor | None,
-        past_key_values: DLACache | None,
-        inputs_embeds: Tensor | None,
-        use_cache: bool | None,
-        cu_seqlens: Tensor | None,
-    ) -> tuple[Tensor, Packing, DLACache | None]:
-        """The embedded tokens without padding, where they lie, and the cache to use."""
-        if (input_ids is None) == (inputs_embeds is None):
-            raise ValueError("pass either input_ids or inputs_embeds (one of the two)")
-        x = self.embeddings(input_ids) if inputs_embeds is None else inputs_embeds
-        batch, time = x.shape[:2]
-        past = past_key_values
-        if past is not None:
-            check_cache(past, self.config, batch)
-        continues = past is not None and past.get_seq_length() > 0
-        packing = find_packing(batch, time, attention_mask, position_ids, cu_seqlens, continues)
-        return packing.pack(x), packing, self._cache(past, use_cache, packing)
-
     def _cache(self, past: DLACache | None, use_cache: bool | None, packing: Packing) -> DLACache | None:
-        wanted = (
-            use_cache if use_cache is not None else past is not None or (self.config.use_cache and not self.training)
-        )
-        if not wanted:
+        if use_cache is False and past is not None:
+            raise ValueError("use_cache=False cannot go on from past_key_values; leave use_cache out, or pass a clone")
+        if not (use_cache or past is not None or (use_cache is None and self.config.use_cache and not self.training)):
             return None
-        if self.training and (self.gradient_checkpointing or self.config.temperature is not None):
+        soft = self.config.dynamic and self.config.temperature is not None
+        if self.training and (self.gradient_checkpointing or soft):
             if past is not None:
                 raise ValueError(
                     "past_key_values cannot be used while training with gradient checkpointing or a soft gate"
@@ -180,8 +171,8 @@ class DLAModel(DLAPreTrainedModel):
             return None
         return DLACache(len(self.layers)) if past is None else past
 
-    def run(
-        self, x: Tensor, packing: Packing, cache: DLACache | None = None, all_hidden: bool = False
+    def _run(
+        self, x: Tensor, packing: Packing, cache: DLACache | None, all_hidden: bool
     ) -> tuple[Tensor, list[Tensor]]:
         """All blocks and the last norm on embedded, packed tokens: hidden states, and those of every step if asked."""
         x = x.float() if self.config.residual_in_fp32 and x.dtype != torch.float64 else x
@@ -195,3 +186,23 @@ class DLAModel(DLAPreTrainedModel):
             cache.advance(packing.time)
         x = self.norm(x)
         return x, [*steps[:-1], x]
+
+
+def packing_of(
+    input_ids: Tensor | None,
+    inputs_embeds: Tensor | None,
+    attention_mask: Tensor | None,
+    position_ids: Tensor | None,
+    cu_seqlens: Tensor | None,
+    past: DLACache | None,
+    config: DLAConfig,
+) -> Packing:
+    """Where the sequences lie in a model's inputs, which are checked on the way."""
+    given = inputs_embeds if input_ids is None else input_ids
+    if given is None or (input_ids is not None and inputs_embeds is not None):
+        raise ValueError("pass either input_ids or inputs_embeds (one of the two)")
+    batch, time = given.shape[:2]
+    if past is not None:
+        check_cache(past, config, batch)
+    continues = past is not None and past.get_seq_length() > 0
+    return find_packing(batch, time, attention_mask, position_ids, cu_seqlens, continues)

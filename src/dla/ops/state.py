@@ -21,6 +21,7 @@ class State:
     tensor_names: ClassVar[tuple[str, ...]]
     setting_names: ClassVar[tuple[str, ...]] = ()
     growing: ClassVar[tuple[str, ...]] = ()  # tensors whose third dimension depends on the length seen
+    optional: ClassVar[tuple[str, ...]] = ()  # tensors that may be missing
     kinds: ClassVar[dict[str, "type[State]"]] = {}  # every state class by its name, for reading files
 
     length: Tensor  # [N] int64, tokens seen by each sequence
@@ -81,6 +82,10 @@ class State:
     def clone(self) -> Self:
         return self._map(torch.clone)
 
+    def detach(self) -> Self:
+        """The same tensors without their history."""
+        return self._map(torch.Tensor.detach)
+
     def to(self, device: torch.device | str) -> Self:
         """The state on another device; dtypes are part of the state and stay."""
         return self._map(lambda x: x.to(device))
@@ -111,11 +116,11 @@ class State:
         """What states must share to stand in one batch."""
         return type(self), self.settings(), tuple(self.tensors()), self.shape[1:], self.dtype, self.device
 
-    def assign(self, other: Self) -> Self:
-        """Take over the content of ``other``, in this object (and in its memory where the shapes allow)."""
+    def assign(self, other: Self, reuse: bool = True) -> Self:
+        """Take over the content of ``other``, in this object and, with ``reuse``, in its memory where shapes allow."""
         for name, x in other.tensors().items():
             mine = getattr(self, name)
-            if mine is not None and mine.shape == x.shape:
+            if reuse and mine is not None and mine.shape == x.shape:
                 mine.copy_(x)
             else:
                 setattr(self, name, x)
@@ -128,7 +133,12 @@ class State:
     @staticmethod
     def restore(label: Mapping[str, str], tensors: "dict[str, Tensor]") -> "State":
         """The state with this label and these tensors."""
-        kind = State.kinds[label["kind"]]
+        kind = State.kinds.get(label["kind"])
+        if kind is None:
+            raise ValueError(f"kind must be one of {', '.join(State.kinds)}, got {label['kind']!r}")
+        wrong = set(tensors) ^ set(kind.tensor_names) - set(kind.optional)
+        if wrong - set(kind.optional):
+            raise ValueError(f"a {kind.__name__} has the tensors {', '.join(kind.tensor_names)}, got {sorted(tensors)}")
         return kind(**dict.fromkeys(kind.tensor_names), **json.loads(label["settings"]))._set(tensors)
 
     def save(self, path: str | PathLike[str]) -> None:
@@ -179,6 +189,7 @@ class DynamicState(State):
 
     tensor_names: ClassVar[tuple[str, ...]] = ("matrices", "order", "size", "count", "info", "key_sums", "length")
     setting_names = ("capacity",)
+    optional: ClassVar[tuple[str, ...]] = ("key_sums",)
 
     matrices: Tensor  # [N, H, K, dk, dv], zero in free rows
     order: Tensor  # [N, H, K] int64, a permutation of the rows
@@ -261,6 +272,7 @@ class TokenState(DynamicState):
 
     tensor_names = ("keys", "values", "boundary", "info", "raw_keys", "length")
     growing = ("keys", "values", "boundary", "info", "raw_keys")
+    optional = ("raw_keys",)
 
     keys: Tensor  # [N, H, L, dk]
     values: Tensor  # [N, H, L, dv]

@@ -114,7 +114,8 @@ def token_state(
         store[name] = torch.zeros(shape, dtype=kind, device=device)
         old = None if state is None else getattr(state, name)
         if old is not None:
-            store[name][:, :, : old.shape[2]] = old
+            held = min(longest, old.shape[2])  # sequences taken out of a batch may be shorter than its width
+            store[name][:, :, :held] = old[:, :, :held]
     spread_k = spread(layout.flat(k), H // k.shape[2]).to(dtype)
     sources = {
         "values": layout.flat(v).to(dtype),

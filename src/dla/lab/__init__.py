@@ -1,0 +1,1 @@
+"""Small experiments: tasks with exact answers on which memories can be compared."""

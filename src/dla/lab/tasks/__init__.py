@@ -1,0 +1,54 @@
+"""Small tasks with exact answers, on which memories can be compared.
+
+A task is a frozen set of options; `sample(batch, seed)` draws sequences with questions and their only right answers.
+What is asked for was written before the question, and was drawn independently of all else, so that a reader who lost
+the place where it stood is left with `chance`. To evaluate a model at another length, make the task with another
+`length` (or `pairs`, `needles`, …): `vocab_size` depends on the options of the vocabulary alone.
+"""
+
+import difflib
+from collections.abc import Iterable
+from dataclasses import fields
+from typing import Any
+
+from dla.lab.tasks.base import NO_TARGET, Batch, Task
+from dla.lab.tasks.changes import Changes
+from dla.lab.tasks.copying import Induction, SelectiveCopy
+from dla.lab.tasks.needle import Needle
+from dla.lab.tasks.recall import Overwrite, Recall
+
+__all__ = [
+    "Batch",
+    "Task",
+    "TASKS",
+    "make_task",
+    "NO_TARGET",
+    "Recall",
+    "Overwrite",
+    "Needle",
+    "SelectiveCopy",
+    "Induction",
+    "Changes",
+]
+
+TASKS: dict[str, type[Task]] = {
+    task.name: task for task in (Recall, Needle, SelectiveCopy, Induction, Overwrite, Changes)
+}
+
+
+def make_task(name: str, **options: Any) -> Task:
+    """The task of that name; `make_task(**task.describe())` is the same task again."""
+    if name not in TASKS:
+        raise ValueError(f"there is no task {name!r}; {_nearest(name, TASKS)}")
+    task = TASKS[name]
+    accepted = [field.name for field in fields(task)]
+    for option in options:
+        if option not in accepted:
+            raise ValueError(f"{name} has no option {option!r}; {_nearest(option, accepted)}")
+    return task(**options)
+
+
+def _nearest(word: str, valid: Iterable[str]) -> str:
+    valid = list(valid)
+    near = difflib.get_close_matches(str(word), valid, n=1, cutoff=0.0)
+    return f"the nearest is {near[0]!r}, of {', '.join(valid)}"

@@ -1,0 +1,152 @@
+"""What all tasks share: the batch, the options and their checks, and how things are drawn."""
+
+from abc import ABC, abstractmethod
+from dataclasses import asdict, dataclass, fields
+from typing import Any, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+NO_TARGET = -100  # what cross_entropy ignores by default
+
+Ints = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, eq=False)
+class Batch:
+    """Sequences with questions. B sequences of T tokens."""
+
+    ids: Tensor  # [B, T] int64: what the model reads
+    targets: Tensor  # [B, T] int64: the token to predict at t from ids[:, :t+1]; -100 where nothing is asked
+    source: Tensor  # [B, T] int64: where in ids the answer was written, before t; -1 where nothing is asked
+    changes: Tensor | None = None  # [B, T] bool, task `changes` alone: a planted segment starts here; true at t = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task(ABC):
+    """A generator of sequences with exact answers; the fields are its options."""
+
+    name: ClassVar[str]
+    length: int
+
+    def __post_init__(self) -> None:
+        """Integer options are sizes; whatever else a task needs to hold is in `_check`."""
+        for field in fields(self):
+            value = getattr(self, field.name)
+            sized = field.type is int or (field.type == int | None and value is not None)
+            if sized and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
+                raise ValueError(f"{field.name} must be a whole number of at least 1, got {value!r}")
+        self._check()
+
+    @property
+    @abstractmethod
+    def vocab_size(self) -> int:
+        """Ids are 0 … vocab_size − 1. The same for every `length`."""
+
+    @property
+    @abstractmethod
+    def answers(self) -> range:
+        """The ids among which every answer is, each as likely as the others."""
+
+    @property
+    def chance(self) -> float:
+        """Accuracy of a guess among `answers`.
+
+        Somebody who remembers which of them were written in the sequence, but not where, guesses among fewer and is
+        above it: with `pairs` values in a recall sequence, at about 1 / pairs.
+        """
+        return 1 / len(self.answers)
+
+    def sample(self, batch: int, seed: int) -> Batch:
+        """`batch` sequences, the same for the same options, batch and seed.
+
+        Different seeds are independent. The same seed with other options is not: give training and evaluation
+        different seeds, also when they differ in length.
+        """
+        for name, value, least in (("batch", batch, 1), ("seed", seed, 0)):
+            if not isinstance(value, int) or isinstance(value, bool) or value < least:
+                raise ValueError(f"{name} must be a whole number of at least {least}, got {value!r}")
+        return self._draw(np.random.default_rng(seed), batch)
+
+    def describe(self) -> dict[str, Any]:
+        """Name and options, ready for JSON."""
+        return {"name": self.name, **asdict(self)}
+
+    @abstractmethod
+    def _check(self) -> None:
+        """Raises if the options do not fit one another."""
+
+    @abstractmethod
+    def _draw(self, rng: np.random.Generator, batch: int) -> Batch: ...
+
+
+def check_at_most(name: str, value: int, limit: int, why: str) -> None:
+    if value > limit:
+        raise ValueError(f"{name} must be at most {limit} ({why}), got {value}")
+
+
+def check_length(length: int, needed: int, what: str, **fitting: int) -> None:
+    """`fitting`: other options and the most that they could be at this length, where that is not too little to be."""
+    if length < needed:
+        instead = "".join(f"; {name}={value} would fit" for name, value in fitting.items() if value > 0)
+        raise ValueError(f"length must be at least {needed} for {what}, got {length}{instead}")
+
+
+def check_fraction(name: str, value: float) -> None:
+    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value <= 1:
+        raise ValueError(f"{name} must be a fraction from 0 to 1, got {value!r}")
+
+
+def check_choice(name: str, value: object, valid: tuple[str, ...]) -> None:
+    if value not in valid:
+        raise ValueError(f"{name} must be one of {', '.join(map(repr, valid))}, got {value!r}")
+
+
+def integers(rng: np.random.Generator, n: int, *shape: int) -> Ints:
+    """Uniform over 0 … n − 1."""
+    return np.zeros(shape, np.int64) if n == 1 else (rng.random(shape) * n).astype(np.int64)
+
+
+def choose(rng: np.random.Generator, batch: int, n: int, k: int) -> Ints:
+    """[batch, k]: k different ones of 0 … n − 1 in random order."""
+    u = rng.random((batch, n))
+    if k > n // 4:
+        return u.argsort(1)[:, :k]
+    first = u.argpartition(k - 1, axis=1)[:, :k]  # the k smallest, for a fraction of the sort
+    return pick(first, pick(u, first).argsort(1))
+
+
+def pick(x: npt.NDArray[Any], index: Ints) -> npt.NDArray[Any]:
+    """x[b, index[b, i]] for every b and i."""
+    return np.take_along_axis(x, index, 1)
+
+
+def put(x: npt.NDArray[Any], index: Ints, values: npt.ArrayLike) -> None:
+    """x[b, index[b, i]] = values[b, i] for every b and i."""
+    np.put_along_axis(x, index, np.broadcast_to(values, index.shape), 1)
+
+
+def starts(u: npt.NDArray[np.float64], free: int, width: int) -> Ints:
+    """Where blocks of `width` tokens begin that stand in a row with `free` further tokens spread around them.
+
+    u [B, n] is uniform over [0, 1) and sorted; every block has floor(u · (free + 1)) of the free tokens before it.
+    """
+    return (u * (free + 1)).astype(np.int64) + width * np.arange(u.shape[1])
+
+
+def with_targets(
+    ids: Ints, asked: Ints, answer: Ints, source: Ints, changes: npt.NDArray[np.bool_] | None = None
+) -> Batch:
+    """The batch whose questions stand at `asked` [B, n], with their answers and where those were written."""
+    targets = np.full_like(ids, NO_TARGET)
+    put(targets, asked, answer)
+    sources = np.full_like(ids, -1)
+    put(sources, asked, source)
+    return Batch(
+        ids=torch.from_numpy(ids),
+        targets=torch.from_numpy(targets),
+        source=torch.from_numpy(sources),
+        changes=None if changes is None else torch.from_numpy(changes),
+    )
