@@ -22,7 +22,9 @@ def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="dla", description="Dynamic Linear Attention")
     parser.add_argument("--version", action="version", version=f"dla {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    _demo_options(commands.add_parser("demo", help="the operator at work on a synthetic stream, with a picture"))
+    _demo_options(commands.add_parser("demo", help="four memories learn to recall: a table, plots and a picture"))
+    _lab_options(commands.add_parser("lab", help="small experiments: run grids of them, report on them"))
+    _inspect_options(commands.add_parser("inspect", help="what a memory did"))
     _info_options(commands.add_parser("info", help="what a model costs: parameters, memory and FLOPs"))
     _generate_options(commands.add_parser("generate", help="text from a model, as it comes"))
     _convert_options(commands.add_parser("convert", help="checkpoints of others to ours and back, or with more memory"))
@@ -32,15 +34,59 @@ def build_parser() -> argparse.ArgumentParser:
 
 def _demo_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--out", type=Path, default=Path("out/demo"), metavar="DIR", help="where the picture goes (%(default)s)"
+        "--out", type=Path, default=Path("out/demo"), metavar="DIR", help="where all goes (%(default)s)"
     )
-    parser.add_argument("--json", action="store_true", help="print the figures as JSON instead of tables")
-    parser.add_argument("--seed", type=int, default=0, help="of the stream (%(default)s)")
+    parser.add_argument("--steps", type=int, metavar="N", help="train for so many steps instead of the usual ones")
     parser.set_defaults(run=_demo)
 
 
 def _demo(args: argparse.Namespace) -> int:
-    from dla.demo import run
+    from dla.lab.demo import run
+
+    return run(args.out, steps=args.steps)
+
+
+def _lab_options(parser: argparse.ArgumentParser) -> None:
+    labs = parser.add_subparsers(title="lab", metavar="WHAT", required=True)
+    run = labs.add_parser("run", help="run a grid of experiments, or go on with it")
+    run.add_argument("grid", type=Path, metavar="GRID", help="a TOML file (see docs/lab.md)")
+    run.add_argument("--out", type=Path, metavar="DIR", help="where results.jsonl goes (out/lab/NAME)")
+    run.add_argument("--workers", type=int, metavar="N", help="processes of one thread each (one a core)")
+    run.add_argument("--save-models", action="store_true", help="keep the trained models beside the results")
+    run.set_defaults(run=_lab_run)
+    report = labs.add_parser("report", help="results as tables and a page with plots")
+    report.add_argument("results", type=Path, metavar="RESULTS", help="the results, JSON Lines, finished or not")
+    report.add_argument(
+        "--out", type=Path, metavar="DIR", help="where report.md and report.html go (beside the results)"
+    )
+    report.add_argument("--baseline", metavar="LABEL", help="compare all rows to this one, seed by seed")
+    report.add_argument("--json", action="store_true", help="print the figures as JSON instead of tables")
+    report.set_defaults(run=_lab_report)
+
+
+def _lab_run(args: argparse.Namespace) -> int:
+    from dla.lab.run import run
+
+    return run(args.grid, out=args.out, workers=args.workers, save_models=args.save_models)
+
+
+def _lab_report(args: argparse.Namespace) -> int:
+    from dla.lab.report import run
+
+    return run(args.results, out=args.out, baseline=args.baseline, as_json=args.json)
+
+
+def _inspect_options(parser: argparse.ArgumentParser) -> None:
+    kinds = parser.add_subparsers(title="inspect", metavar="WHAT", required=True)
+    stream = kinds.add_parser("stream", help="what each merge rule keeps of a synthetic stream, with a picture")
+    stream.add_argument("--out", type=Path, default=Path("out/stream"), metavar="DIR", help="(%(default)s)")
+    stream.add_argument("--json", action="store_true", help="print the figures as JSON instead of tables")
+    stream.add_argument("--seed", type=int, default=0, help="of the stream (%(default)s)")
+    stream.set_defaults(run=_inspect_stream)
+
+
+def _inspect_stream(args: argparse.Namespace) -> int:
+    from dla.inspect.stream import run
 
     return run(args.out, as_json=args.json, seed=args.seed)
 

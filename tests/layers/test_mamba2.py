@@ -89,6 +89,20 @@ def test_recurrence(options: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("options", CASES.values(), ids=list(CASES))
+def test_parts(options: dict[str, Any]) -> None:
+    """What the options leave out is not there, and what they add is."""
+    mixer = make_mixer(**options)
+    names = {name for name, _ in mixer.named_parameters()}
+    assert ("conv1d.weight" in names) == (options.get("conv_size", 4) > 0)
+    assert ("conv1d.bias" in names) == (options.get("conv_size", 4) > 0 and options.get("conv_bias", True))
+    assert ("in_proj.bias" in names) == ("out_proj.bias" in names) == options.get("projection_bias", False)
+    assert ("feature_map.weight" in names) == (options.get("feature_map") == "learned")
+    assert mixer.norm.groups == options.get("norm_groups", 1)
+    assert mixer.norm.eps == options.get("norm_eps", 1e-5)
+    assert mixer.time_step_limit == options.get("time_step_limit", (0.0, float("inf")))
+
+
+@pytest.mark.parametrize("options", CASES.values(), ids=list(CASES))
 @torch.no_grad()
 def test_carried_state_and_packing(options: dict[str, Any]) -> None:
     """Three sequences, one of them empty, in two calls."""

@@ -95,6 +95,20 @@ def test_layer(backbone: str, case: str) -> None:
     assert (mixer(other, Packing(2, 50))[:, -1] - expected[:, -1]).abs().max() > 30 * FLOAT32
 
 
+@pytest.mark.parametrize("case", CASES)
+def test_parts(case: str) -> None:
+    """What the options leave out is not there, and what they add is."""
+    options = CASES[case]
+    mixer = make_mixer("gated_deltanet", **options)
+    assert (mixer.g_proj is None) == (case == "no gate")
+    assert (mixer.conv1d is None) == (case == "no conv")
+    assert (mixer.feature_map is None) == (case != "learned map")
+    if mixer.conv1d is not None:
+        assert mixer.conv1d.weight.shape[-1] == options.get("conv_size", 4)
+        assert (mixer.conv1d.bias is not None) == (case == "conv bias")
+    assert mixer.norm.eps == options.get("norm_eps", 1e-5)
+
+
 @pytest.mark.parametrize("backbone", MIXERS)
 @torch.no_grad()
 def test_map_starts_as_the_identity(backbone: str) -> None:

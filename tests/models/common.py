@@ -62,6 +62,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "time_step_limit": [0.002, 0.09],
     },
     "softmax": {"backbone": "softmax"},
+    "softmax-window": {"backbone": "softmax", "window": 17},
     "hybrid-softmax": {"memory": "dynamic", "layers": ["mamba2", "softmax"]},
     "hybrid-memories": {
         "layers": ["gated_deltanet:dynamic", "linear:log_linear", "softmax", "mamba2"],

@@ -419,6 +419,28 @@ def test_larger_capacity_after_merges(count: int) -> None:
         assert layer.state.counts[:, :, :3].equal(old.counts[:, :, :3])
 
 
+@pytest.mark.parametrize("kind", ["mamba2-dynamic", "routed"])
+def test_resized_states_are_the_same_states(kind: str) -> None:
+    """Also where merges have mixed up the rows they lie in."""
+    _, cache = stream(make(kind), tokens(2, 20), [8] + [1] * 12)
+    for layer in cache.layers:
+        old = layer.state
+        assert not old.order.equal(torch.arange(4).expand_as(old.order))
+        new = old.resized(9)
+        assert new.capacity == 9
+        assert new.dense().shape[2] == 9
+        assert new.dense()[:, :, 4:].eq(0).all()
+        assert new.dense()[:, :, :4].equal(old.dense())
+        assert new.counts[:, :, :4].equal(old.counts)
+        assert new.scores[:, :, :4].equal(old.scores)
+        assert (new.size.equal(old.size), new.length.equal(old.length)) == (True, True)
+        if kind == "routed":
+            assert new.chronological_keys()[:, :, :4].equal(old.chronological_keys())
+        back = new.resized(4)
+        assert back.dense().equal(old.dense())
+        assert back.counts.equal(old.counts)
+
+
 def test_smaller_capacity_goes_on_where_states_fit() -> None:
     ids = tokens(2, 20)
     model = make("mamba2-dynamic")

@@ -35,6 +35,7 @@ def make_mixer(config: DLAConfig, layer: int) -> nn.Module:
             key_heads=config.num_key_value_heads,
             head_dim=config.attention_head_dim,
             rope_theta=config.rope_theta,
+            window=config.window,
         )
     options = {name: getattr(config, name) for name in (*SHARED, *OWN[backbone])}
     heads, key_heads = config.num_heads, config.num_key_heads

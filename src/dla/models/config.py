@@ -35,6 +35,7 @@ class DLAConfig(PreTrainedConfig):
         feature_map: "identity", or "learned": a linear map of keys and queries.
         time_step_limit: range that Mamba-2's time step is clamped to.
         num_attention_heads, num_key_value_heads, attention_head_dim, rope_theta: of softmax layers.
+        window: how many tokens softmax layers see, their own included; None for all.
         capacity, tau, merge, score, slot_order, block: of the dynamic memory, as in ``dynamic_linear_attention``.
         temperature: of the soft gate while training; None is the hard gate.
         routed: reads weighted also by how well the query fits a state's keys, with a learned sharpness a head.
@@ -83,6 +84,7 @@ class DLAConfig(PreTrainedConfig):
     num_key_value_heads: int = 0
     attention_head_dim: int = 0
     rope_theta: float = 500000.0
+    window: int | None = None
 
     capacity: int | None = 30
     tau: float = 0.6
@@ -228,7 +230,7 @@ class DLAConfig(PreTrainedConfig):
             self._check_linear()
         if any(backbone == "softmax" for backbone, _ in self.kinds()):
             self._check_softmax()
-        for name in ("slots", "levels"):
+        for name in ("slots", "levels", "window"):
             if getattr(self, name) is not None:
                 _check_count(name, getattr(self, name))
         if self.dynamic:

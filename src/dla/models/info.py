@@ -174,12 +174,10 @@ def cache_bytes(config: DLAConfig, context: int, dtype: torch.dtype = torch.bflo
     for _, memory in config.kinds():
         found["bookkeeping"] += 8  # the length, in every layer
         if memory is None:
-            assert config.num_key_value_heads and config.attention_head_dim
             size = config.num_key_value_heads * config.attention_head_dim
-            found["keys_and_values"] += 2 * size * context * dtype.itemsize
+            found["keys_and_values"] += 2 * size * min(context, config.window or context) * dtype.itemsize
             continue
         H, dk, dv = _heads(config)
-        assert config.num_key_heads
         channels = H * dv + 2 * config.num_key_heads * dk
         found["convolutions"] += max(config.conv_size - 1, 0) * channels * dtype.itemsize
         if memory == "dynamic" and config.capacity is None:
@@ -232,9 +230,8 @@ def _held(config: DLAConfig, memory: str | None, context: int) -> Held:
         return Held(1, 1)
     if memory == "log_linear":
         return Held(1 + _popcounts(context) / context, context.bit_length())
-    if memory is None or config.capacity is None:
-        return Held((context + 1) / 2, context)
-    full = min(config.capacity, context)
+    most = config.window if memory is None else config.capacity
+    full = min(most or context, context)
     return Held((full * (full + 1) / 2 + full * (context - full)) / context, full)
 
 
@@ -249,7 +246,6 @@ def _popcounts(end: int) -> int:
 def _mixing(config: DLAConfig, backbone: str, memory: str | None, n: float) -> float:
     """FLOPs of one layer's memory for a token that reads n states (or tokens)."""
     if memory is None:
-        assert config.num_attention_heads and config.attention_head_dim
         return 4 * config.num_attention_heads * config.attention_head_dim * n
     H, dk, dv = _heads(config)
     delta = backbone in DELTA_RULE

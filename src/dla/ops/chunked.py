@@ -36,7 +36,7 @@ def linear(
         state = state if inplace else state.clone()
         return decode.linear(Token.of(q, k, v, g=g, beta=beta), state, scale).to(v.dtype), state
     grid = Grid(layout, chunk_length(layout), v.device)
-    engine = Engine(grid, SingleMemory(), compute_dtype(v.dtype), scale)
+    engine = Engine(grid, SingleMemory(), compute_dtype(v.dtype), scale, wants_state=wants_state)
     carry = _empty_carry(k, v, layout, 1) if state is None else state.matrix[grid.rows, :, None]
     o, (matrix,) = _attend(engine, layout, [carry], q, k, v, g=g, beta=beta)
     if not wants_state:
@@ -71,7 +71,7 @@ def log_linear(
     if state is not None:
         rows = min(memory.rows, state.levels.shape[2])
         carry[:, :, :rows] = state.levels[grid.rows, :, :rows]
-    engine = Engine(grid, memory, compute_dtype(v.dtype), scale)
+    engine = Engine(grid, memory, compute_dtype(v.dtype), scale, wants_state=wants_state)
     o, (levels,) = _attend(engine, layout, [carry], q, k, v, lam=lam, g=g, beta=beta)
     if not wants_state:
         return o, None
@@ -126,7 +126,8 @@ def dynamic(
     offsets = torch.tensor(layout.offsets, dtype=torch.int64, device=v.device)
     capacity = bounded.matrices.shape[2]
     memory = DynamicMemory(boundary, merged, bounded.size, offsets, capacity, soft)
-    engine = Engine(grid, memory, compute_dtype(v.dtype), scale, recency=slot_order == "recency")
+    recency = slot_order == "recency"
+    engine = Engine(grid, memory, compute_dtype(v.dtype), scale, recency, wants_state=wants_state)
     carry = [_newest_first(bounded.dense(), bounded.size)[grid.rows]]
     if soft:
         carry[0] = torch.cat([torch.zeros_like(carry[0][:, :, :1]), carry[0]], 2)

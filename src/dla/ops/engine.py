@@ -51,6 +51,7 @@ class Engine:
     dtype: torch.dtype  # of states and of all arithmetic
     scale: float
     recency: bool = False  # slots count from the current state
+    wants_state: bool = True  # whether the carry after the last chunk is of use
     group: int = 1  # chunks that are computed together
     spacing: int = 1  # chunks between checkpoints, a multiple of group
 
@@ -86,11 +87,13 @@ class Engine:
             plan = self.memory.plan(self.grid, first, G)
         S = carry[0]
         move = transitions(x.q * self.scale if reads else None, x.k, x.g, x.beta, H)
-        written = write(move.Z, x.v, plan, x.gate)  # [n, H, G, groups, dk, dv]
-        starts = []
-        for i in range(G):
-            starts.append(S[:, :, plan.low : plan.high])
+        needed = G if self.wants_state or first + G < self.grid.steps else G - 1  # chunks whose writes are ever read
+        starts = [S[:, :, plan.low : plan.high]]
+        if needed:
+            written = write(move.Z[:, :, :needed], x.v, plan, x.gate)  # [n, H, needed, groups, dk, dv]
+        for i in range(needed):
             S = transport(S, None if move.T is None else move.T[:, :, i], written[:, :, i], plan, i)
+            starts.append(S[:, :, plan.low : plan.high])
         after = [S]
         sums = None
         if len(carry) > 1:  # key sums, for routed reads
@@ -102,7 +105,7 @@ class Engine:
         assert move.P is not None and move.Q is not None
         o = (move.P * token_weights(weights, plan, x.gate)) @ x.v if weights is not None else move.P @ x.v
         if plan.high > plan.low:
-            o = o + read(move.Q, torch.stack(starts, 2), weights, plan)
+            o = o + read(move.Q, torch.stack(starts[:G], 2), weights, plan)
         return o, after
 
     def slot_weights(self, x: Inputs, plan: Plan, sums: Tensor | None) -> Tensor | None:
@@ -120,14 +123,16 @@ class Engine:
 
 
 def write(Z: Tensor, v: Tensor, plan: Plan, gate: Tensor | None) -> Tensor:
-    """What each chunk adds to each place: [n, H, G, groups, dk, dv]."""
+    """What each chunk that Z [n, H, G, C, dk] has, the first of v's, adds to each place: [n, H, G, groups, dk, dv]."""
+    G = Z.shape[2]
+    v = v[:, :, :G]
     if plan.group is None:
         return (Z.transpose(-1, -2) @ v).unsqueeze(3)
     place = torch.arange(plan.groups, device=Z.device)
-    share = (plan.group[..., None] == place).to(Z.dtype)  # [.., C, groups]
+    share = (plan.group[:, :, :G, :, None] == place).to(Z.dtype)  # [.., C, groups]
     if gate is not None and plan.group_next is not None:
-        later = (plan.group_next[..., None] == place).to(Z.dtype)
-        share = share + gate[..., None] * (later - share)
+        later = (plan.group_next[:, :, :G, :, None] == place).to(Z.dtype)
+        share = share + gate[:, :, :G, :, None] * (later - share)
     keys = (share[..., None] * Z[..., None, :]).flatten(-2)  # [.., C, groups * dk]
     return (keys.transpose(-1, -2) @ v).unflatten(-2, (plan.groups, Z.shape[-1]))
 

@@ -187,6 +187,8 @@ def versions(history: History, slots: int) -> Tensor:
     Versions: the rows at the chunk's start, then the current state after each step, then the state merged at each.
     """
     C, live, device = history.last.shape[-1], history.live, history.last.device
+    if device.type == "cpu" and cpu.library() is not None:
+        return cpu.run_versions(history.size, history.last, history.merged, live, slots)
     index = torch.arange(slots, device=device)
     x = (history.size[..., None] - 1 - index).clamp(0, max(live - 1, 0))
     made = torch.empty(*history.last.shape, slots, dtype=torch.int64, device=device)

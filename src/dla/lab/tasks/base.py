@@ -99,11 +99,6 @@ def check_fraction(name: str, value: float) -> None:
         raise ValueError(f"{name} must be a fraction from 0 to 1, got {value!r}")
 
 
-def check_choice(name: str, value: object, valid: tuple[str, ...]) -> None:
-    if value not in valid:
-        raise ValueError(f"{name} must be one of {', '.join(map(repr, valid))}, got {value!r}")
-
-
 def integers(rng: np.random.Generator, n: int, *shape: int) -> Ints:
     """Uniform over 0 … n − 1."""
     return np.zeros(shape, np.int64) if n == 1 else (rng.random(shape) * n).astype(np.int64)

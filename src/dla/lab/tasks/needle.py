@@ -14,7 +14,6 @@ from dla.lab.tasks.base import (
     Ints,
     Task,
     check_at_most,
-    check_choice,
     check_fraction,
     check_length,
     choose,
@@ -23,6 +22,7 @@ from dla.lab.tasks.base import (
     put,
     with_targets,
 )
+from dla.ops.rules import check_choice
 
 NEEDLE, QUESTION = 0, 1  # the markers
 HAYSTACKS = ("repeat", "noise", "text")

@@ -10,7 +10,6 @@ from dla.lab.tasks.base import (
     Ints,
     Task,
     check_at_most,
-    check_choice,
     check_length,
     choose,
     integers,
@@ -19,6 +18,7 @@ from dla.lab.tasks.base import (
     starts,
     with_targets,
 )
+from dla.ops.rules import check_choice
 
 GAPS = ("between", "pairs", "queries", "everywhere")
 

@@ -36,7 +36,7 @@ def library() -> ctypes.CDLL | None:
     for path in sorted(Path(__file__).parent.glob("_scan*.so")):
         try:
             lib = ctypes.CDLL(str(path))
-            if lib.dla_args_size() == ctypes.sizeof(ScanArgs):
+            if lib.dla_args_size() == ctypes.sizeof(ScanArgs) and lib.dla_versions:
                 return lib
         except (OSError, AttributeError):  # built for another machine, or from an older source
             continue
@@ -56,12 +56,20 @@ def run_scan(tensors: dict[str, Tensor | None], numbers: dict[str, int], tau: fl
 
 def run_follow(size: Tensor, last: Tensor, merged: Tensor, live: int) -> Tensor:
     """``memories.follow`` on CPU int64 tensors: size [...], last and merged [..., C] -> [..., C, live + C]."""
+    return _run_chunks("dla_follow", size, last, merged, live + last.shape[-1], live)
+
+
+def run_versions(size: Tensor, last: Tensor, merged: Tensor, live: int, slots: int) -> Tensor:
+    """``memories.versions`` on CPU int64 tensors: size [...], last and merged [..., C] -> [..., C, slots]."""
+    return _run_chunks("dla_versions", size, last, merged, slots, live, slots)
+
+
+def _run_chunks(name: str, size: Tensor, last: Tensor, merged: Tensor, width: int, *numbers: int) -> Tensor:
     lib = library()
     if lib is None:
         raise RuntimeError("the compiled scan is not available")
-    chunk = last.shape[-1]
-    items = last.new_empty(*last.shape, live + chunk)
+    out = last.new_empty(*last.shape, width)
     inputs = [x.contiguous() for x in (size, last, merged)]
-    pointers = [ctypes.c_void_p(x.data_ptr()) for x in (*inputs, items)]
-    lib.dla_follow(*map(ctypes.c_int64, (size.numel(), chunk, live)), *pointers)
-    return items
+    pointers = [ctypes.c_void_p(x.data_ptr()) for x in (*inputs, out)]
+    getattr(lib, name)(*map(ctypes.c_int64, (size.numel(), last.shape[-1], *numbers)), *pointers)
+    return out

@@ -347,6 +347,24 @@ static void follow(int64_t chunk, int64_t live, int64_t size, const int64_t *las
     }
 }
 
+// Which version of a state stands at each chronological index after each step: the rows at the chunk's start, then the
+// current state after each step, then the state merged at each.
+static void versions(int64_t chunk, int64_t live, int64_t slots, int64_t size, const int64_t *last,
+                     const int64_t *merged, int64_t *out) {
+    std::vector<int64_t> x(slots);
+    for (int64_t j = 0; j < slots; ++j)
+        x[j] = std::clamp<int64_t>(size - 1 - j, 0, std::max<int64_t>(live - 1, 0));
+    for (int64_t t = 0; t < chunk; ++t, out += slots) {
+        const int64_t pair = merged[t];
+        if (pair >= 0 && pair < slots) {
+            for (int64_t j = pair + 1; j + 1 < slots; ++j) x[j] = x[j + 1];
+            x[pair] = live + chunk + t;
+        }
+        if (last[t] >= 0 && last[t] < slots) x[last[t]] = live + t;
+        std::copy(x.begin(), x.end(), out);
+    }
+}
+
 extern "C" {
 int64_t dla_args_size() { return sizeof(ScanArgs); }  // so that a stale library is noticed
 // size [n], last and merged [n, chunk] -> items [n, chunk, live + chunk]
@@ -354,6 +372,12 @@ void dla_follow(int64_t n, int64_t chunk, int64_t live, const int64_t *size, con
                 int64_t *items) {
     for (int64_t i = 0; i < n; ++i)
         follow(chunk, live, size[i], last + i * chunk, merged + i * chunk, items + i * chunk * (live + chunk));
+}
+// the same -> out [n, chunk, slots]
+void dla_versions(int64_t n, int64_t chunk, int64_t live, int64_t slots, const int64_t *size, const int64_t *last,
+                  const int64_t *merged, int64_t *out) {
+    for (int64_t i = 0; i < n; ++i)
+        versions(chunk, live, slots, size[i], last + i * chunk, merged + i * chunk, out + i * chunk * slots);
 }
 void dla_scan_f32(const ScanArgs *args) { scan_all<float>(*args); }
 void dla_scan_f64(const ScanArgs *args) { scan_all<double>(*args); }

@@ -1,4 +1,4 @@
-"""`dla demo`: the operator at work on a synthetic stream with planted changes."""
+"""`dla inspect stream`: the operator at work on a synthetic stream with planted changes."""
 
 import json
 import time

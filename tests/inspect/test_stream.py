@@ -3,7 +3,8 @@ import json
 
 import pytest
 
-from dla import cli, demo
+from dla import cli
+from dla.inspect import stream as demo
 
 
 @pytest.fixture(autouse=True)
@@ -14,7 +15,7 @@ def small(monkeypatch):
 
 
 def test_prints_tables_and_draws(tmp_path, capsys):
-    assert cli.main(["demo", "--out", str(tmp_path)]) == 0
+    assert cli.main(["inspect", "stream", "--out", str(tmp_path)]) == 0
     text = capsys.readouterr().out
     picture = tmp_path / "segmentation.png"
     assert picture.read_bytes().startswith(b"\x89PNG")
@@ -25,7 +26,7 @@ def test_prints_tables_and_draws(tmp_path, capsys):
 
 
 def test_json_holds_the_figures(tmp_path, capsys):
-    assert cli.main(["demo", "--out", str(tmp_path), "--json", "--seed", "3"]) == 0
+    assert cli.main(["inspect", "stream", "--out", str(tmp_path), "--json", "--seed", "3"]) == 0
     figures = json.loads(capsys.readouterr().out)
     assert figures["stream"]["seed"] == 3
     rows = {row["partition"]: row for row in figures["partitions"]}
@@ -46,7 +47,7 @@ def test_without_matplotlib_the_tables_still_print(tmp_path, capsys, monkeypatch
         return real(name, *args, **kwargs)
 
     monkeypatch.setattr(builtins, "__import__", missing)
-    assert cli.main(["demo", "--out", str(tmp_path)]) == 0
+    assert cli.main(["inspect", "stream", "--out", str(tmp_path)]) == 0
     text = capsys.readouterr().out
     assert "matplotlib is not installed" in text and "density" in text
     assert not list(tmp_path.iterdir())

@@ -1,0 +1,40 @@
+"""What the dynamic memories of a model decide while it runs."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from dla.layers.memory import DynamicMemory
+from dla.ops import Segmentation, segment
+
+
+@contextmanager
+def observe(model: nn.Module) -> Iterator[list[Segmentation]]:
+    """Collects the segmentation of every dynamic layer, call by call in the order in which they run.
+
+    Each is computed once more beside the layer, from the sequence's start: for calls without a cache.
+    """
+    seen: list[Segmentation] = []
+
+    def look(memory: nn.Module, args: tuple[Any, ...]) -> None:
+        _, made, packing = args[:3]
+        assert isinstance(memory, DynamicMemory)
+        with torch.no_grad():
+            seen.append(
+                segment(made.k, made.v, made.g, made.beta, **memory.rules, cu_seqlens=packing.cu_seqlens),
+            )
+
+    hooks = [m.register_forward_pre_hook(look) for m in model.modules() if isinstance(m, DynamicMemory)]
+    try:
+        yield seen
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def live_states(segmentation: Segmentation) -> Tensor:
+    """[B, T, H] how many states live after each step."""
+    return (segmentation.boundary.long() - (segmentation.merged >= 0).long()).cumsum(1)

@@ -1,0 +1,184 @@
+"""One cell of a grid: a model, a task and a seed, trained and measured."""
+
+import hashlib
+import json
+import math
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import dla
+from dla.lab.controls import CONTROLS
+from dla.lab.measure import memory_figures
+from dla.lab.tasks import NO_TARGET, Task, make_task
+from dla.models import DLAConfig, DLAForCausalLM
+
+EVALUATION_SEED = 1_000_000_000  # far from those of training
+SOFT = (0.2, 0.02)  # the gate's temperature, from the start to half of training
+NO_DECAY = ("L", "A_log", "D", "dt_bias", "bias", "sharpness")  # parameters that weight decay leaves alone, with norms
+
+
+@dataclass(frozen=True)
+class Training:
+    """How a cell is trained: AdamW, a warm-up, then a cosine to a tenth."""
+
+    steps: int = 1000
+    batch: int = 32
+    lr: float = 1e-3
+    warmup: float = 0.05  # of the steps
+    weight_decay: float = 0.1
+    clip: float = 1.0
+    gate: str = "hard"  # or "soft": the gate of dynamic memories, for the first half
+    evaluate_every: int = 100
+    evaluation_batch: int = 256
+
+    def __post_init__(self) -> None:
+        if self.gate not in ("hard", "soft"):
+            raise ValueError(f'gate must be "hard" or "soft", got {self.gate!r}')
+        for name in ("steps", "batch", "evaluate_every", "evaluation_batch"):
+            if not isinstance(getattr(self, name), int) or getattr(self, name) < 1:
+                raise ValueError(f"{name} must be an integer >= 1, got {getattr(self, name)!r}")
+
+    def rate(self, step: int) -> float:
+        """The learning rate of a step, from 0."""
+        warm = max(1, round(self.warmup * self.steps))
+        if step < warm:
+            return self.lr * (step + 1) / warm
+        done = (step - warm) / max(1, self.steps - warm)
+        return self.lr * (0.55 + 0.45 * math.cos(math.pi * done))
+
+    def temperature(self, step: int) -> float | None:
+        """The gate's temperature at a step."""
+        done = 2 * step / self.steps
+        return None if self.gate == "hard" or done >= 1 else SOFT[0] + (SOFT[1] - SOFT[0]) * done
+
+
+@dataclass(frozen=True)
+class Cell:
+    """What is to be run; its ``key`` says which."""
+
+    grid: str
+    label: str
+    model: dict[str, Any]  # options of DLAConfig
+    task: dict[str, Any]
+    seed: int
+    training: Training = field(default_factory=Training)
+    evaluations: tuple[dict[str, Any], ...] = ()  # the task again with other options
+    control: str | None = None
+    match: str | None = None  # the label of the row whose memory this one is sized to
+
+    @property
+    def key(self) -> str:
+        text = json.dumps(asdict(self), sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+    def tasks(self) -> list[Task]:
+        """The task, and those of the evaluations."""
+        return [make_task(**self.task), *(make_task(**{**self.task, **other}) for other in self.evaluations)]
+
+    def config(self) -> DLAConfig:
+        tasks = self.tasks()
+        sizes = {"vocab_size": tasks[0].vocab_size, "max_position_embeddings": max(task.length for task in tasks)}
+        return DLAConfig(**{"tie_word_embeddings": True, **sizes, **self.model})
+
+
+def run_cell(
+    cell: Cell, progress: Callable[[int], None] = lambda step: None, folder: Path | None = None
+) -> dict[str, Any]:
+    """Train and measure; the line of the results file.
+
+    ``progress`` hears the steps done. The trained model is saved to ``folder``, if there is one.
+    """
+    start = time.perf_counter()
+    torch.manual_seed(cell.seed)
+    model = DLAForCausalLM(cell.config())
+    if cell.control is not None:
+        CONTROLS[cell.control](model)
+    task, *others = cell.tasks()
+    curve, diverged = train(model, task, cell.training, cell.seed, progress)
+    if folder is not None:
+        model.save_pretrained(folder)
+    found = [evaluate(model, each, cell.training.evaluation_batch) for each in (task, *others)]
+    sample = task.sample(min(32, cell.training.evaluation_batch), EVALUATION_SEED)
+    return {
+        "key": cell.key,
+        **{name: value for name, value in asdict(cell).items() if name != "evaluations"},
+        "task": task.describe(),
+        "parameters": sum(p.numel() for p in model.parameters()),
+        **memory_figures(model, sample.ids),
+        **found[0],
+        "chance": task.chance,
+        "curve": curve,
+        "evaluations": [{"task": other.describe(), **x} for other, x in zip(others, found[1:], strict=True)],
+        "diverged": diverged,
+        "seconds": time.perf_counter() - start,
+        "versions": {"dla": dla.__version__, "torch": torch.__version__},
+    }
+
+
+def train(
+    model: DLAForCausalLM, task: Task, training: Training, seed: int, progress: Callable[[int], None]
+) -> tuple[list[list[float]], bool]:
+    """The learning curve as [step, loss, accuracy], and whether a loss was not finite (which ends training)."""
+    optimizer = torch.optim.AdamW(parameter_groups(model, training.weight_decay), betas=(0.9, 0.95))
+    curve: list[list[float]] = []
+    model.train()
+    for step in range(training.steps):
+        for group in optimizer.param_groups:
+            group["lr"] = training.rate(step)
+        model.set_temperature(training.temperature(step))
+        batch = task.sample(training.batch, seed * 1_000_000 + step)
+        loss = model(batch.ids, shift_labels=batch.targets).loss
+        if not math.isfinite(loss.item()):
+            return curve, True
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), training.clip)
+        optimizer.step()
+        progress(step + 1)
+        if (step + 1) % training.evaluate_every == 0:
+            found = evaluate(model, task, training.evaluation_batch)
+            curve.append([step + 1, found["loss"], found["accuracy"]])
+    model.set_temperature(None)
+    return curve, False
+
+
+@torch.no_grad()
+def evaluate(model: DLAForCausalLM, task: Task, batch: int) -> dict[str, float]:
+    """Loss and accuracy on sequences that training never draws."""
+    was_training = model.training
+    model.eval()
+    sums = [0.0, 0.0, 0.0]
+    piece = max(1, min(batch, 64 * 512 // task.length))
+    for first in range(0, batch, piece):
+        sample = task.sample(min(piece, batch - first), EVALUATION_SEED + 1 + first)
+        asked = sample.targets != NO_TARGET
+        logits = _logits(model, sample.ids, asked)
+        targets = sample.targets[asked]
+        sums[0] += F.cross_entropy(logits, targets, reduction="sum").item()
+        sums[1] += (logits.argmax(-1) == targets).sum().item()
+        sums[2] += targets.numel()
+    model.train(was_training)
+    return {"loss": sums[0] / sums[2], "accuracy": sums[1] / sums[2]}
+
+
+def _logits(model: DLAForCausalLM, ids: Tensor, asked: Tensor) -> Tensor:
+    """[questions, vocabulary]"""
+    logits: Tensor = model(ids, use_cache=False, logits_to_keep=asked).logits
+    return logits
+
+
+def parameter_groups(model: DLAForCausalLM, weight_decay: float) -> list[dict[str, Any]]:
+    """Parameters with and without weight decay."""
+    decayed: list[Tensor] = []
+    plain: list[Tensor] = []
+    for name, parameter in model.named_parameters():
+        spared = parameter.dim() < 2 or name.rpartition(".")[2] in NO_DECAY
+        (plain if spared else decayed).append(parameter)
+    return [{"params": decayed, "weight_decay": weight_decay}, {"params": plain, "weight_decay": 0.0}]

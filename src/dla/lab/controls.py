@@ -1,0 +1,79 @@
+"""Controls that are no memory of the library: made from its parts, in quadratic form, for short sequences."""
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from dla.layers.memory import SHARPNESS, LogLinearMemory, Operands
+from dla.layers.mixer import LinearMixer
+from dla.models import DLAForCausalLM
+from dla.ops.state import State
+
+
+class RoutedLevels(LogLinearMemory):
+    """Log-linear levels whose reads are routed like those of the dynamic memory, by the keys of each level's tokens.
+
+    Everything is computed from all pairs of tokens; there is no state to carry.
+    """
+
+    def __init__(self, hidden_size: int, heads: int, levels: int, slot_bias: bool = False) -> None:
+        super().__init__(hidden_size, heads, levels, slot_bias)
+        self.sharpness = torch.nn.Parameter(torch.full((heads,), float(torch.tensor(SHARPNESS).expm1().log())))
+
+    def attend(self, x: Tensor, made: Operands, past: Any, notes: Any, **options: Any) -> tuple[Tensor, State | None]:
+        if past is not None or options["cu_seqlens"] is not None or options["output_final_state"]:
+            raise ValueError("routed levels are a control for training on whole sequences: no cache, no packing")
+        heads, time = made.v.shape[2], made.v.shape[1]
+        q, k = (z.transpose(1, 2).repeat_interleave(heads // z.shape[2], 1) for z in (made.q, made.k))  # [B, H, T, dk]
+        level = levels(time, x.device).clamp_max(self.slots.L.shape[1] - 1)
+        width = int(level.max()) + 1
+        past_of = torch.ones(time, time, device=x.device, dtype=k.dtype).tril()
+        member = F.one_hot(level, width) * past_of[..., None]  # [T, T, levels] whether token s is in a level of t
+        sums = torch.einsum("tsl,bhsd->bhtld", member, k)
+        route = F.softplus(self.sharpness)[:, None, None]
+        fit = torch.exp(route * (torch.einsum("bhtd,bhtld->bhtl", _unit(q), _unit(sums)) - 1))
+        weight = self.slots(x).transpose(1, 2)[..., :width] * fit  # [B, H, T, levels]
+        weight = weight.gather(-1, level.expand(*weight.shape[:2], time, time))
+        v = made.v.transpose(1, 2)
+        return made.scale * ((pairs(q, k, made) * weight) @ v).transpose(1, 2), None
+
+
+def levels(time: int, device: torch.device) -> Tensor:
+    """[T, T] bit_length(t XOR s)"""
+    t = torch.arange(time, device=device)
+    apart = t[:, None] ^ t
+    return (apart[..., None] >= (1 << torch.arange(time.bit_length() + 1, device=device))).sum(-1)
+
+
+def pairs(q: Tensor, k: Tensor, made: Operands) -> Tensor:
+    """[B, H, T, T] how much of value s a query at t reads through the transitions in between, all in one state."""
+    time = q.shape[2]
+    lower = torch.ones(time, time, device=q.device, dtype=torch.bool).tril()
+    total = torch.zeros_like(q[..., 0]) if made.g is None else made.g.transpose(1, 2).double().cumsum(-1)
+    decay = (total[..., :, None] - total[..., None, :]).masked_fill(~lower, -torch.inf).exp().to(q.dtype)
+    scores = (q @ k.transpose(-1, -2)) * decay
+    if made.beta is None:
+        return scores
+    beta = made.beta.transpose(1, 2)
+    among = beta[..., None] * (k @ k.transpose(-1, -2)) * decay
+    system = among.tril(-1) + torch.eye(time, device=q.device, dtype=q.dtype)
+    return torch.linalg.solve_triangular(system, scores, upper=False, left=False) * beta[..., None, :]
+
+
+def _unit(x: Tensor) -> Tensor:
+    return x / x.norm(dim=-1, keepdim=True).clamp_min(1e-6)
+
+
+def use_routed_levels(model: DLAForCausalLM) -> None:
+    """Replace every log-linear memory of a model by routed levels."""
+    for mixer in model.modules():
+        if isinstance(mixer, LinearMixer) and type(mixer.memory) is LogLinearMemory:
+            slots = mixer.memory.slots
+            heads, width = slots.L.shape
+            mixer.memory = RoutedLevels(model.config.hidden_size, heads, width, model.config.slot_bias)
+            mixer.memory.slots = slots
+
+
+CONTROLS = {"routed_levels": use_routed_levels}

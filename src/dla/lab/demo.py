@@ -1,0 +1,81 @@
+"""`dla demo`: four memories learn the same recall task on this machine, in a few minutes."""
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from dla.inspect.observe import observe
+from dla.lab.cell import EVALUATION_SEED, Cell
+from dla.lab.grid import Grid, read_grid
+from dla.lab.report import run as report
+from dla.lab.run import run_grid
+from dla.models import DLAForCausalLM
+
+GRID = Path(__file__).parent / "grids" / "demo.toml"
+SHOWN = "DLA, routed reads"
+
+INTRODUCTION = """\
+Four small models ({parameters} parameters: two layers of Mamba-2, two heads, keys of {dk} numbers) learn to recall:
+{pairs} pairs of a key and a value, then the keys again in another order; which value belonged to each?
+They differ in their memory alone. A single state of {dk} x {dv} numbers a head cannot hold {pairs} pairs apart;
+Log-Linear keeps some states cut by position, DLA at most {capacity} cut by content, and routed reads let a query choose
+among them by their keys.
+"""
+NEXT = """
+What to look at now:
+  {page}   the table with plots: learning curves, accuracy against memory
+  {picture}   which states the last model kept of one sequence
+  {results}   every figure, and the settings behind it
+  dla lab run GRID      experiments of your own (docs/lab.md)
+  dla inspect stream    the operator alone, on a stream with planted changes
+One seed proves little, and the models' memories are not of one size (see the bytes in the table).
+"""
+
+
+def run(out: Path, *, steps: int | None = None) -> int:
+    """Train, compare, draw; the exit code."""
+    grid = read_grid(GRID)
+    if steps is not None:
+        cells = tuple(replace(cell, training=replace(cell.training, steps=steps)) for cell in grid.cells)
+        grid = Grid(grid.name, cells)
+    print(_introduction(grid), flush=True)
+    file = out / "results.jsonl"
+    try:
+        run_grid(grid, file, save_models=True)
+    except KeyboardInterrupt:
+        print("\ninterrupted; `dla demo` goes on from here", file=sys.stderr)
+        return 130
+    code = report(file, out=out)
+    cell = next(cell for cell in grid.cells if cell.label == SHOWN)
+    picture = out / "memory.png"
+    try:
+        draw(cell, out / "models" / cell.key, picture)
+    except ImportError:
+        print("matplotlib is not installed, so no picture was drawn: pip install matplotlib", file=sys.stderr)
+    print(NEXT.format(page=out / "report.html", picture=picture, results=file))
+    return code
+
+
+def draw(cell: Cell, folder: Path, picture: Path) -> None:
+    """What the trained model's memory kept of one sequence."""
+    from dla.inspect.memory_picture import draw_memory
+
+    model = DLAForCausalLM.from_pretrained(folder).eval()
+    sample = cell.tasks()[0].sample(1, EVALUATION_SEED)
+    with torch.no_grad(), observe(model) as seen:
+        model(sample.ids, use_cache=False, logits_to_keep=1)
+    asked = sample.source[0] >= 0
+    written = torch.zeros_like(asked)
+    written[sample.source[0, asked]] = True
+    draw_memory(picture, seen, written, asked, f"{cell.label}: what its memory holds when the first key is asked for")
+
+
+def _introduction(grid: Grid) -> str:
+    cell = grid.cells[0]
+    config = cell.config()
+    with torch.device("meta"):
+        parameters = sum(p.numel() for p in DLAForCausalLM(config).parameters())
+    sizes = {"dk": config.head_k_dim, "dv": config.head_v_dim, "capacity": config.capacity}
+    return INTRODUCTION.format(parameters=f"{parameters:,}", pairs=cell.task["pairs"], **sizes)

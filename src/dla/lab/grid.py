@@ -1,0 +1,156 @@
+"""Grids of experiments in TOML files.
+
+name = "recall"
+seeds = [0, 1, 2]
+
+[training]            # of every row; see `Training`
+steps = 1000
+
+[model]               # of every row; options of DLAConfig
+backbone = "mamba2"
+hidden_size = 64
+
+[[task]]              # every task is run with every row and seed
+name = "recall"
+pairs = 16
+evaluations = [{ length = 384 }]
+
+[[row]]
+label = "DLA"
+memory = "dynamic"
+tau = [0.4, 0.6]      # a list makes one row for each of its values
+
+[[row]]
+label = "single, as large"
+match = "DLA tau=0.6" # a row of single states or softmax, sized to the memory that row had alive on average
+training = { lr = 3e-3 }
+"""
+
+import difflib
+import itertools
+import tomllib
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from dla.lab.cell import Cell, Training
+from dla.lab.controls import CONTROLS
+from dla.lab.measure import matched
+from dla.models.config import DLAConfig
+
+TOP = ("name", "seeds", "training", "model", "task", "row")
+OWN = ("label", "control", "match", "training")  # keys of a row that are no option of the model
+LISTS = ("layers", "time_step_limit")  # options of the model that are lists themselves
+
+
+@dataclass(frozen=True)
+class Grid:
+    """The cells of a grid, in the order of the file."""
+
+    name: str
+    cells: tuple[Cell, ...]
+
+
+def read_grid(path: str | Path) -> Grid:
+    """A grid file; every mistake in it is refused with where it is."""
+    path = Path(path)
+    try:
+        content = tomllib.loads(path.read_text())
+    except FileNotFoundError:
+        raise ValueError(f"there is no grid file {path}") from None
+    except tomllib.TOMLDecodeError as error:
+        raise ValueError(f"{path} is not valid TOML: {error}") from error
+    try:
+        return make_grid(content)
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"{path}: {error}") from error
+
+
+def make_grid(content: dict[str, Any]) -> Grid:
+    """A grid from what its file holds."""
+    _check_keys("the file", content, TOP)
+    for name in ("name", "seeds", "task", "row"):
+        if not content.get(name):
+            raise ValueError(f"{name} is missing")
+    common, training = content.get("model", {}), content.get("training", {})
+    cells = [
+        _cell(content["name"], dict(task), row, common, training, seed)
+        for task in content["task"]
+        for row in itertools.chain.from_iterable(map(_spread, content["row"]))
+        for seed in content["seeds"]
+    ]
+    _check_labels(cells)
+    for cell in cells:
+        if cell.match is None:
+            cell.config()  # refuses what cannot be
+        else:
+            matched(cell.config(), 1024, cell.tasks()[0].length)  # refuses rows that cannot be sized
+    return Grid(content["name"], tuple(cells))
+
+
+def _spread(row: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """A row for each combination of the values of its lists."""
+    axes = [name for name, value in row.items() if isinstance(value, list) and name not in LISTS]
+    for values in itertools.product(*(row[name] for name in axes)):
+        chosen = dict(zip(axes, values, strict=True))
+        label = " ".join([row.get("label", ""), *(f"{name}={value}" for name, value in chosen.items())])
+        yield {**row, **chosen, "label": label.strip()}
+
+
+def _cell(
+    grid: str, task: dict[str, Any], row: dict[str, Any], common: dict[str, Any], training: dict[str, Any], seed: int
+) -> Cell:
+    evaluations = tuple(task.pop("evaluations", ()))
+    options = {**common, **{name: value for name, value in row.items() if name not in OWN}}
+    known = [f.name for f in fields(DLAConfig)]
+    where = f"row {row['label']!r}"
+    _check_keys(where, options, [*known, "temperature"])
+    options = {name: None if value == "none" else value for name, value in options.items()}  # TOML has no null
+    if not row["label"]:
+        raise ValueError("every row needs a label")
+    if row.get("control") is not None and row["control"] not in CONTROLS:
+        raise ValueError(f"{where}: control must be one of {', '.join(CONTROLS)}, got {row['control']!r}")
+    chosen = {**training, **row.get("training", {})}
+    _check_keys(f"{where}: training", chosen, [f.name for f in fields(Training)])
+    made = Cell(
+        grid=grid,
+        label=row["label"],
+        model=options,
+        task=task,
+        seed=seed,
+        training=Training(**chosen),
+        evaluations=evaluations,
+        control=row.get("control"),
+        match=row.get("match"),
+    )
+    tasks = made.tasks()
+    if len({each.vocab_size for each in tasks}) > 1:
+        raise ValueError(f"the evaluations of task {task['name']!r} must keep its vocabulary")
+    return made
+
+
+def _check_labels(cells: Iterable[Cell]) -> None:
+    labels = {cell.label: cell for cell in cells}
+    seen: set[str] = set()
+    for cell in cells:
+        if cell.key in seen:
+            raise ValueError(f"label {cell.label!r} stands for two equal rows")
+        seen.add(cell.key)
+        if cell.match is not None:
+            if cell.match not in labels:
+                raise ValueError(f"row {cell.label!r}: match={cell.match!r} {_nearest(cell.match, labels)}")
+            if labels[cell.match].match is not None:
+                raise ValueError(f"row {cell.label!r}: match={cell.match!r} is itself sized to another row")
+
+
+def _check_keys(where: str, given: Iterable[str], known: Iterable[str]) -> None:
+    known = list(known)
+    for name in given:
+        if name not in known:
+            raise ValueError(f"{where}: {name!r} {_nearest(name, known)}")
+
+
+def _nearest(name: str, known: Iterable[str]) -> str:
+    near = difflib.get_close_matches(name, list(known), n=1, cutoff=0.0)
+    return f"is not known; the nearest is {near[0]!r}"

@@ -1,0 +1,153 @@
+"""`dla lab run`: the cells of a grid on this machine's cores, one line of results for each."""
+
+import json
+import multiprocessing
+import os
+import queue
+import sys
+from collections.abc import Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from dla.lab.cell import Cell, run_cell
+from dla.lab.grid import Grid, read_grid
+from dla.lab.measure import matched
+
+Result = dict[str, Any]
+HEARD = 10  # steps after which a worker reports
+_progress: Any = None  # in a worker: the queue to the parent
+
+
+def run(path: str | Path, *, out: Path | None = None, workers: int | None = None, save_models: bool = False) -> int:
+    """Run what a grid file asks for and is not in its results yet; the exit code."""
+    try:
+        grid = read_grid(path)
+    except ValueError as error:
+        print(f"dla lab run: {error}", file=sys.stderr)
+        return 2
+    file = (out or Path("out/lab") / grid.name) / "results.jsonl"
+    try:
+        results = run_grid(grid, file, workers, save_models)
+    except KeyboardInterrupt:
+        print(f"\ninterrupted; the same command goes on from {file}", file=sys.stderr)
+        return 130
+    print(f"{len(results)} results in {file}; `dla lab report {file}` shows them", file=sys.stderr)
+    return 0
+
+
+def run_grid(grid: Grid, file: Path, workers: int | None = None, save_models: bool = False) -> list[Result]:
+    """The results of all cells, in the order of the grid. Those already in ``file`` are not run again.
+
+    ``save_models``: the trained models go to the folder models/KEY beside the file.
+    """
+    file.parent.mkdir(parents=True, exist_ok=True)
+    done = {result["key"]: result for result in read_results(file)}
+    workers = workers or max(1, os.cpu_count() or 1)
+    first = [cell for cell in grid.cells if cell.match is None]
+    later = [cell for cell in grid.cells if cell.match is not None]
+    with file.open("a") as lines, _Progress(grid, done) as progress:
+        for cells in (first, later):
+            missing = [sized(cell, grid, done) for cell in cells if cell.key not in done]
+            folder = file.parent / "models" if save_models else None
+            for asked, result in _run_all(missing, workers, progress, folder):
+                result["key"] = asked.key
+                done[asked.key] = result
+                lines.write(json.dumps(result) + "\n")
+                lines.flush()
+                os.fsync(lines.fileno())
+                progress.finished(asked, result)
+    return [done[cell.key] for cell in grid.cells]
+
+
+def sized(cell: Cell, grid: Grid, done: dict[str, Result]) -> tuple[Cell, Cell]:
+    """The cell as asked for, and as it is to run: with the memory of the row that it is matched to."""
+    if cell.match is None:
+        return cell, cell
+    other = next(
+        c for c in grid.cells if (c.label, c.task, c.seed) == (cell.match, cell.task, cell.seed) and c.match is None
+    )
+    sizes = matched(cell.config(), done[other.key]["state_bytes"], cell.tasks()[0].length)
+    return cell, replace(cell, model={**cell.model, **sizes})
+
+
+def _run_all(
+    cells: list[tuple[Cell, Cell]], workers: int, progress: "_Progress", folder: Path | None
+) -> Iterator[tuple[Cell, Result]]:
+    """Results as they come, each with the cell as it was asked for."""
+    if not cells:
+        return
+    context = multiprocessing.get_context("spawn")
+    steps: Any = context.Queue()
+    pool = ProcessPoolExecutor(min(workers, len(cells)), context, _start_worker, (steps,))
+    try:
+        running: dict[Future[Result], Cell] = {
+            pool.submit(_work, cell, None if folder is None else folder / asked.key): asked for asked, cell in cells
+        }
+        while running:
+            finished, _ = wait(running, timeout=0.2, return_when=FIRST_COMPLETED)
+            progress.hear(steps)
+            for future in finished:
+                yield running.pop(future), future.result()
+    finally:
+        for process in list((pool._processes or {}).values()):
+            process.terminate()
+        pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _start_worker(steps: Any) -> None:
+    global _progress
+    _progress = steps
+    torch.set_num_threads(1)
+
+
+def _work(cell: Cell, folder: Path | None) -> Result:
+    def progress(step: int) -> None:
+        if step % HEARD == 0 or step == cell.training.steps:
+            _progress.put((step - 1) % HEARD + 1)
+
+    return run_cell(cell, progress, folder)
+
+
+def read_results(file: Path) -> list[Result]:
+    """The lines of a results file. What a kill left of a last line is cut off."""
+    if not file.exists():
+        return []
+    content = file.read_bytes()
+    whole = content[: content.rfind(b"\n") + 1]
+    if whole != content:
+        file.write_bytes(whole)
+    return [json.loads(line) for line in whole.splitlines()]
+
+
+class _Progress:
+    """A bar over the steps of all cells, with rate and time left; a line for each cell where nobody is looking."""
+
+    def __init__(self, grid: Grid, done: dict[str, Result]) -> None:
+        from tqdm import tqdm  # type: ignore[import-untyped]
+
+        self.left = [cell for cell in grid.cells if cell.key not in done]
+        self.total, self.count = len(grid.cells), len(grid.cells) - len(self.left)
+        steps = sum(cell.training.steps for cell in self.left)
+        self.bar = tqdm(total=steps, unit=" steps", disable=not sys.stderr.isatty(), dynamic_ncols=True, desc=grid.name)
+
+    def __enter__(self) -> "_Progress":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.bar.close()
+
+    def hear(self, steps: Any) -> None:
+        while True:
+            try:
+                self.bar.update(steps.get_nowait())
+            except queue.Empty:
+                return
+
+    def finished(self, cell: Cell, result: Result) -> None:
+        self.count += 1
+        line = f"{self.count}/{self.total} {cell.label}, {cell.task['name']}, seed {cell.seed}: "
+        self.bar.write(line + f"accuracy {result['accuracy']:.3f} in {result['seconds']:.0f} s", file=sys.stderr)

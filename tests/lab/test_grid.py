@@ -1,0 +1,90 @@
+"""Grid files: what they stand for, and what they refuse."""
+
+import copy
+
+import pytest
+
+from dla.lab.grid import make_grid, read_grid
+
+CONTENT = {
+    "name": "small",
+    "seeds": [0, 1],
+    "training": {"steps": 20, "batch": 4},
+    "model": {
+        "backbone": "linear",
+        "hidden_size": 16,
+        "num_hidden_layers": 2,
+        "num_heads": 2,
+        "head_k_dim": 4,
+        "head_v_dim": 8,
+        "intermediate_size": 16,
+        "capacity": 4,
+    },
+    "task": [{"name": "recall", "pairs": 4, "length": 24, "keys": 8, "values": 8, "evaluations": [{"length": 48}]}],
+    "row": [
+        {"label": "single"},
+        {"label": "DLA", "memory": "dynamic", "tau": [0.4, 0.6], "training": {"lr": 0.01}},
+        {"label": "as large", "match": "DLA tau=0.6"},
+    ],
+}
+
+
+def changed(**changes):
+    return {**copy.deepcopy(CONTENT), **changes}
+
+
+def test_cells():
+    cells = make_grid(CONTENT).cells
+    assert [cell.label for cell in cells[::2]] == ["single", "DLA tau=0.4", "DLA tau=0.6", "as large"]
+    assert {cell.seed for cell in cells} == {0, 1}
+    assert len({cell.key for cell in cells}) == len(cells) == 8
+    assert [cell.training.lr for cell in cells[::2]] == [1e-3, 0.01, 0.01, 1e-3]
+    assert {cell.training.steps for cell in cells} == {20}
+    config = cells[2].config()
+    assert (config.tau, config.capacity, config.max_position_embeddings) == (0.4, 4, 48)
+    assert config.vocab_size == cells[2].tasks()[0].vocab_size
+    assert [task.length for task in cells[2].tasks()] == [24, 48]
+
+
+def test_keys_do_not_change_from_call_to_call():
+    assert [cell.key for cell in make_grid(CONTENT).cells] == [cell.key for cell in make_grid(CONTENT).cells]
+
+
+def test_none_can_be_written():
+    (cell,) = make_grid(changed(seeds=[0], row=[{"label": "DLA(I)", "memory": "dynamic", "capacity": "none"}])).cells
+    assert cell.config().capacity is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"seed": [0]}, "'seed' is not known; the nearest is 'seeds'"),
+        ({"seeds": []}, "seeds is missing"),
+        ({"row": [{"label": "x", "memroy": "dynamic"}]}, "row 'x': 'memroy' is not known; the nearest is 'memory'"),
+        ({"row": [{"label": "x", "memory": "dynamo"}]}, "memory must be one of"),
+        ({"row": [{"memory": "dynamic"}]}, "every row needs a label"),
+        ({"row": [{"label": "x"}, {"label": "x"}]}, "two equal rows"),
+        ({"row": [{"label": "x", "control": "levels"}]}, "control must be one of routed_levels"),
+        ({"row": [{"label": "x", "match": "y"}]}, "match='y' is not known"),
+        ({"row": [{"label": "a"}, {"label": "b", "match": "a"}, {"label": "c", "match": "b"}]}, "itself sized"),
+        ({"row": [{"label": "a"}, {"label": "b", "match": "a", "memory": "log_linear"}]}, "match sizes rows of"),
+        ({"training": {"step": 3}}, "training: 'step' is not known; the nearest is 'steps'"),
+        ({"training": {"steps": 0}}, "steps must be an integer >= 1"),
+        ({"training": {"gate": "warm"}}, 'gate must be "hard" or "soft"'),
+        ({"task": [{"name": "recal"}]}, "no task 'recal'"),
+        ({"task": [{"name": "recall", "length": 30, "pairs": 20}]}, "length must be at least"),
+        ({"task": [{"name": "recall", "evaluations": [{"keys": 99}]}]}, "must keep its vocabulary"),
+    ],
+)
+def test_refusals(changes, message):
+    with pytest.raises(ValueError) as error:
+        make_grid(changed(**changes))
+    assert message in str(error.value)
+
+
+def test_files(tmp_path):
+    with pytest.raises(ValueError, match="no grid file"):
+        read_grid(tmp_path / "none.toml")
+    (tmp_path / "bad.toml").write_text("name = ")
+    with pytest.raises(ValueError, match="not valid TOML"):
+        read_grid(tmp_path / "bad.toml")

@@ -1,0 +1,109 @@
+"""Running grids: the same results however often they were interrupted."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from dla.lab.cell import Cell, Training, run_cell
+from dla.lab.grid import make_grid
+from dla.lab.measure import matched
+from dla.lab.run import read_results, run_grid
+from tests.lab.test_grid import CONTENT
+
+SAME = ("accuracy", "loss", "curve", "evaluations", "state_bytes", "memory", "parameters", "model")
+
+
+def small(**changes):
+    training = {"steps": 6, "batch": 4, "evaluate_every": 3, "evaluation_batch": 8}
+    return make_grid({**CONTENT, "seeds": [0], "training": training, **changes})
+
+
+def test_a_cell_is_the_same_again():
+    cell = small().cells[1]
+    first, second = run_cell(cell), run_cell(cell)
+    assert all(first[name] == second[name] for name in SAME)
+    assert first["key"] == cell.key
+    assert len(first["curve"]) == 2
+    assert first["memory"]["live_states"] <= 4
+    json.dumps(first)
+
+
+def test_training_learns():
+    task = {"name": "recall", "pairs": 2, "length": 8, "keys": 4, "values": 4}
+    model = {**CONTENT["model"], "hidden_size": 32, "head_k_dim": 16, "head_v_dim": 16}
+    result = run_cell(Cell("g", "x", model, task, 0, Training(steps=150, lr=1e-2, evaluation_batch=128)))
+    assert result["curve"][0][1] > result["loss"]
+    assert result["accuracy"] > 0.6 > 2 * result["chance"]
+    assert not result["diverged"]
+
+
+def test_divergence_is_reported():
+    cell = small().cells[0]
+    broken = Cell("g", "x", cell.model, cell.task, 0, Training(steps=30, lr=1e30, clip=1e30, evaluation_batch=8))
+    assert run_cell(broken)["diverged"]
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    file = tmp_path_factory.mktemp("lab") / "results.jsonl"
+    return run_grid(small(), file, workers=2), file
+
+
+def test_results_are_those_of_the_grid(whole):
+    results, file = whole
+    grid = small()
+    assert [result["key"] for result in results] == [cell.key for cell in grid.cells]
+    assert sorted(map(json.dumps, read_results(file))) == sorted(map(json.dumps, results))
+    by_label = {result["label"]: result for result in results}
+    target = by_label["DLA tau=0.6"]["state_bytes"]
+    assert by_label["as large"]["state_bytes"] == pytest.approx(target, rel=0.15)
+    assert by_label["as large"]["model"]["head_k_dim"] > 4
+
+
+def test_a_killed_run_goes_on(whole, tmp_path):
+    """What is there is kept, a torn last line is not, and the rest comes out as it would have."""
+    results, file = whole
+    lines = file.read_text().splitlines(keepends=True)
+    torn = tmp_path / "results.jsonl"
+    torn.write_text(lines[1] + lines[0][:100])
+    again = run_grid(small(), torn, workers=1)
+    assert [{name: r[name] for name in SAME} for r in again] == [{name: r[name] for name in SAME} for r in results]
+    assert torn.read_text().startswith(lines[1])
+    assert len(read_results(torn)) == len(results)
+
+
+@pytest.mark.slow
+def test_kill(tmp_path):
+    """A real one, of the whole process, in the middle."""
+    script = "from dla.lab.run import run_grid; from tests.lab.test_run import small; from pathlib import Path\n"
+    script += f"if __name__ == '__main__': run_grid(small(), Path({str(tmp_path)!r}) / 'results.jsonl', 1)\n"
+    (tmp_path / "go.py").write_text(script)
+    environment = {**os.environ, "PYTHONPATH": str(Path.cwd())}
+    process = subprocess.Popen([sys.executable, str(tmp_path / "go.py")], env=environment, start_new_session=True)
+    while not (tmp_path / "results.jsonl").exists() or not (tmp_path / "results.jsonl").read_text():
+        time.sleep(0.1)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    before = read_results(tmp_path / "results.jsonl")
+    assert 0 < len(before) < len(small().cells)
+    subprocess.run([sys.executable, str(tmp_path / "go.py")], env=environment, check=True)
+    after = read_results(tmp_path / "results.jsonl")
+    assert after[: len(before)] == before
+    assert {r["key"] for r in after} == {c.key for c in small().cells}
+
+
+def test_matched_sizes():
+    cells = make_grid(CONTENT).cells
+    single = cells[0].config()
+    assert matched(single, 2 * 2 * 8 * 4 * 23.4, 24) == {"head_k_dim": 23}
+    softmax = make_grid({**CONTENT, "row": [{"label": "s", "backbone": "softmax", "num_attention_heads": 2}]}).cells[0]
+    a_token = 2 * 2 * 16 * 4  # layers, keys and values, width, float32
+    assert matched(softmax.config(), a_token * 1.0, 24) == {"window": 1}
+    assert matched(softmax.config(), a_token * 12.5, 24) == {"window": 24}
+    assert matched(softmax.config(), a_token * (1 + 2 + 3 + 4 * 21) / 24, 24) == {"window": 4}
