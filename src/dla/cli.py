@@ -122,7 +122,12 @@ def _bench_model_options(benches: Any) -> None:
     decoding.add_argument("--contexts", type=int, nargs="+", default=contexts, metavar="T", help="(1K to 64K)")
     decoding.add_argument("--tokens", type=int, default=256, metavar="N", help="to average over (%(default)s)")
     decoding.set_defaults(run=_bench_decoding)
-    for parser in (models, decoding):
+    step = benches.add_parser("step", help="a training step of small models, as a multiple of the single state's")
+    step.add_argument("--batch", type=int, default=32, help="sequences (%(default)s)")
+    step.add_argument("--length", type=int, default=128, metavar="T", help="tokens each (%(default)s)")
+    step.add_argument("--repeats", type=int, default=9, help="rounds to take the median of (%(default)s)")
+    step.set_defaults(run=_bench_step)
+    for parser in (models, decoding, step):
         parser.add_argument("--out", type=Path, metavar="FILE", help="write the figures as JSON there")
         parser.add_argument("--json", action="store_true", help="print them as JSON instead of a table")
 
@@ -137,6 +142,12 @@ def _bench_decoding(args: argparse.Namespace) -> int:
     from dla.bench.decoding import run
 
     return run(args.preset, contexts=args.contexts, tokens=args.tokens, out=args.out, as_json=args.json)
+
+
+def _bench_step(args: argparse.Namespace) -> int:
+    from dla.bench.training_step import run
+
+    return run(batch=args.batch, length=args.length, repeats=args.repeats, out=args.out, as_json=args.json)
 
 
 def _bench_figures(args: argparse.Namespace) -> int:

@@ -4,6 +4,7 @@ Some CPUs, most often in virtual machines, advertise AMX and then stop the proce
 first matrix product in bfloat16 or float16. oneDNN, which computes those products, can be told to leave AMX alone.
 """
 
+import ctypes
 import functools
 import os
 import signal
@@ -61,6 +62,17 @@ def run_probe(dtype: torch.dtype, environment: Mapping[str, str]) -> int:
         [sys.executable, "-c", code], env=dict(environment), timeout=TIMEOUT, check=False, capture_output=True
     )
     return done.returncode
+
+
+def keep_freed_memory() -> None:
+    """Let this process keep the memory it frees, where the C library can (glibc): for many calls of the same sizes.
+
+    Otherwise every large tensor's memory goes back to the system and comes again page by page.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
+    if mallopt is not None:
+        mallopt(-3, 1 << 30)  # M_MMAP_THRESHOLD
+        mallopt(-1, (1 << 31) - 1)  # M_TRIM_THRESHOLD
 
 
 @functools.cache

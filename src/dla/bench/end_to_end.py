@@ -15,7 +15,7 @@ from dla.models.config import MEMORIES, DLAConfig
 from dla.report import table
 
 THEIRS = "transformers"
-CHUNK = 64  # of transformers' Mamba-2; at its default of 256 a prompt of 2048 takes several times the memory
+CHUNK = 64  # of transformers' Mamba-2
 
 
 def run(name: str, *, prompt: int, new_tokens: int, out: Path | None = None, as_json: bool = False) -> int:

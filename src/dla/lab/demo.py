@@ -1,10 +1,11 @@
-"""`dla demo`: four memories learn the same recall task on this machine, in a few minutes."""
+"""`dla demo`: the memories learn the same recall task on this machine, in a few minutes."""
 
 import sys
 from dataclasses import replace
 from pathlib import Path
 
 import torch
+from transformers.utils.logging import disable_progress_bar
 
 from dla.inspect.observe import observe
 from dla.lab.cell import EVALUATION_SEED, Cell
@@ -17,11 +18,11 @@ GRID = Path(__file__).parent / "grids" / "demo.toml"
 SHOWN = "DLA, routed reads"
 
 INTRODUCTION = """\
-Four small models ({parameters} parameters: two layers of Mamba-2, two heads, keys of {dk} numbers) learn to recall:
-{pairs} pairs of a key and a value, then the keys again in another order; which value belonged to each?
-They differ in their memory alone. A single state of {dk} x {dv} numbers a head cannot hold {pairs} pairs apart;
-Log-Linear keeps some states cut by position, DLA at most {capacity} cut by content, and routed reads let a query choose
-among them by their keys.
+Small models (from {parameters} parameters: two layers of linear attention, two heads, keys of {dk} numbers) learn to
+recall: {pairs} pairs of a key and a value, then the keys again in another order; which value belonged to each?
+They differ in their memory. A single state of {dk} x {dv} numbers a head has to keep all pairs apart; Log-Linear keeps
+several states cut by position, DLA at most {capacity} cut by content, and routed reads let a query choose among them by
+their keys. The last row is a single state with as many bytes as the routed DLA had alive.
 """
 NEXT = """
 What to look at now:
@@ -30,7 +31,7 @@ What to look at now:
   {results}   every figure, and the settings behind it
   dla lab run GRID      experiments of your own (docs/lab.md)
   dla inspect stream    the operator alone, on a stream with planted changes
-One seed proves little, and the models' memories are not of one size (see the bytes in the table).
+One seed proves little: see docs/lab.md for grids with several.
 """
 
 
@@ -62,6 +63,7 @@ def draw(cell: Cell, folder: Path, picture: Path) -> None:
     """What the trained model's memory kept of one sequence."""
     from dla.inspect.memory_picture import draw_memory
 
+    disable_progress_bar()
     model = DLAForCausalLM.from_pretrained(folder).eval()
     sample = cell.tasks()[0].sample(1, EVALUATION_SEED)
     with torch.no_grad(), observe(model) as seen:

@@ -12,10 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from transformers.utils.logging import disable_progress_bar
 
 from dla.lab.cell import Cell, run_cell
 from dla.lab.grid import Grid, read_grid
 from dla.lab.measure import matched
+from dla.machine import keep_freed_memory
 
 Result = dict[str, Any]
 HEARD = 10  # steps after which a worker reports
@@ -92,16 +94,20 @@ def _run_all(
             progress.hear(steps)
             for future in finished:
                 yield running.pop(future), future.result()
-    finally:
+    except BaseException:
         for process in list((pool._processes or {}).values()):
             process.terminate()
         pool.shutdown(wait=False, cancel_futures=True)
+        raise
+    pool.shutdown()
 
 
 def _start_worker(steps: Any) -> None:
     global _progress
     _progress = steps
     torch.set_num_threads(1)
+    keep_freed_memory()
+    disable_progress_bar()  # of every model saved
 
 
 def _work(cell: Cell, folder: Path | None) -> Result:

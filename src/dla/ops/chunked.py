@@ -35,7 +35,7 @@ def linear(
     if state is not None and is_decoding(layout, state, q, k, v, g, beta):
         state = state if inplace else state.clone()
         return decode.linear(Token.of(q, k, v, g=g, beta=beta), state, scale).to(v.dtype), state
-    grid = Grid(layout, chunk_length(layout), v.device)
+    grid = Grid(layout, chunk_length(layout, k.shape[3] * v.shape[3]), v.device)
     engine = Engine(grid, SingleMemory(), compute_dtype(v.dtype), scale, wants_state=wants_state)
     carry = _empty_carry(k, v, layout, 1) if state is None else state.matrix[grid.rows, :, None]
     o, (matrix,) = _attend(engine, layout, [carry], q, k, v, g=g, beta=beta)
@@ -64,7 +64,7 @@ def log_linear(
         return decode.log_linear(Token.of(q, k, v, lam=lam, g=g, beta=beta), state, scale).to(v.dtype), state
     start = torch.zeros(layout.sequences, dtype=torch.int64, device=v.device) if state is None else state.length
     end = _length(layout, state, v)
-    chunk = chunk_length(layout)
+    chunk = chunk_length(layout, k.shape[3] * v.shape[3])
     grid = Grid(layout, chunk, v.device, lead=(start % chunk).tolist())
     memory = LogLinearMemory(start, end - start, lam.shape[-1])
     carry = _empty_carry(k, v, layout, memory.rows)
@@ -121,10 +121,10 @@ def dynamic(
         shape=(layout.sequences, v.shape[2], k.shape[3], v.shape[3]),
         dtype=compute_dtype(v.dtype),
     )
-    # a chunk of 128 moves its many states half as often as one of 64
-    grid = Grid(layout, chunk_length(layout, usual=128), v.device)
-    offsets = torch.tensor(layout.offsets, dtype=torch.int64, device=v.device)
     capacity = bounded.matrices.shape[2]
+    moved = capacity * k.shape[3] * v.shape[3] // 4  # moving many states at once is cheaper than one by one
+    grid = Grid(layout, chunk_length(layout, moved, most=128, whole=g is None and beta is None), v.device)
+    offsets = torch.tensor(layout.offsets, dtype=torch.int64, device=v.device)
     memory = DynamicMemory(boundary, merged, bounded.size, offsets, capacity, soft)
     recency = slot_order == "recency"
     engine = Engine(grid, memory, compute_dtype(v.dtype), scale, recency, wants_state=wants_state)
@@ -161,7 +161,11 @@ def _attend(
     tensors = [*flat, gate, None if route is None else layout.flat(route)]
     engine.fit(Inputs(*tensors))  # type: ignore[arg-type]
     keeps = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors)
-    o, *after = ChunkedAttention.apply(engine, keeps, [c.detach() for c in carry], *tensors)
+    carry = [c.detach() for c in carry]
+    if keeps and 0 < engine.grid.steps <= engine.group:
+        o, after = engine.run_at_once(Inputs(*tensors), carry)  # type: ignore[arg-type]
+    else:
+        o, *after = ChunkedAttention.apply(engine, keeps, carry, *tensors)
     return layout.unflat(o), after
 
 

@@ -80,6 +80,13 @@ class Engine:
     def count(self, first: int) -> int:
         return min(self.group, self.grid.steps - first)
 
+    def run_at_once(self, x: Inputs, carry: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
+        """A call that fits one group, for autograd to follow: nothing is recomputed. Outputs on the flat axis."""
+        o, n, steps = torch.zeros_like(x.v), self.grid.active(0), self.grid.steps
+        out, after = self.run(self.chunks(x, 0, steps), [c[:n] for c in carry], 0)
+        self.grid.put(o, 0, steps, out)
+        return o, [torch.cat([new.detach(), old[n:]]) for new, old in zip(after, carry, strict=True)]
+
     def run(self, x: Inputs, carry: list[Tensor], first: int, reads: bool = True) -> tuple[Tensor, list[Tensor]]:
         """One group: its outputs [n, H, G, C, dv] (nothing unless ``reads``) and the carry after it."""
         H, G = x.v.shape[1], x.v.shape[2]

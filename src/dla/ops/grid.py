@@ -65,7 +65,14 @@ class Grid:
             x.index_copy_(0, index[valid], value[valid].to(x.dtype))
 
 
-def chunk_length(layout: Layout, usual: int = 64) -> int:
-    """A power of two: ``usual``, or one chunk for short sequences."""
-    longest = max(layout.lengths, default=0)
-    return usual if longest > 128 else max(16, 1 << (longest - 1).bit_length())
+def chunk_length(layout: Layout, state: int, most: int = 64, whole: bool = False) -> int:
+    """A power of two from 16 to ``most``, no longer than the sequences need.
+
+    A token costs about C products inside its chunk, and a chunk's end moves ``state`` numbers a head: C near the root
+    of that balances the two. ``whole``: sequences that fit one chunk get one, and no state is moved at all.
+    """
+    needed = 1 << max(max(layout.lengths, default=0) - 1, 0).bit_length()
+    if whole and needed <= most:
+        return max(16, needed)
+    balanced = 1 << ((state - 1).bit_length() // 2)
+    return max(16, min(most, balanced, needed))

@@ -16,6 +16,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+NOTHING = -1000.0  # a log-decay after which nothing is left, in float64 too
+
 
 @dataclass
 class Transitions:
@@ -63,8 +65,8 @@ def spread(x: Tensor, group: int) -> Tensor:
 def _segment_sums(g: Tensor, causal: Tensor) -> Tensor:
     """sum of g over (s, t], -inf above the diagonal: [.., C] -> [.., C, C].
 
-    Summed up, not subtracted from one running sum: exact next to strong decays, and never positive.
+    The running sum is float64 and its steps are cut where their exponential is 0 anyway, so that the differences keep
+    their digits next to strong decays; rounding is monotone, so none is positive.
     """
-    C = g.shape[-1]
-    steps = torch.where(causal.tril(-1), g[..., :, None].expand(*g.shape, C), 0)
-    return torch.where(causal, steps.cumsum(-2), -torch.inf)
+    total = g.double().clamp_min(NOTHING).cumsum(-1)
+    return (total[..., :, None] - total[..., None, :]).to(g.dtype).masked_fill(~causal, -torch.inf)

@@ -1,0 +1,21 @@
+"""The demo in a few steps: all its outputs, not its result."""
+
+import json
+
+from dla import cli
+
+
+def test_demo(tmp_path, capsys):
+    assert cli.main(["demo", "--out", str(tmp_path), "--steps", "2"]) == 0
+    text = capsys.readouterr().out
+    for label in ("single state", "Log-Linear", "the paper's rules", "routed reads", "as large"):
+        assert label in text
+    assert str(tmp_path / "memory.png") in text
+    assert (tmp_path / "memory.png").read_bytes().startswith(b"\x89PNG")
+    assert "<html" in (tmp_path / "report.html").read_text()
+    results = {r["label"]: r for r in map(json.loads, (tmp_path / "results.jsonl").read_text().splitlines())}
+    assert len(results) == 5
+    large, routed = results["single state, as large"], results["DLA, routed reads"]
+    assert abs(large["state_bytes"] / routed["state_bytes"] - 1) < 0.05
+    assert cli.main(["demo", "--out", str(tmp_path), "--steps", "2"]) == 0  # nothing is run again
+    assert len((tmp_path / "results.jsonl").read_text().splitlines()) == 5
