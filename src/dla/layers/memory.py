@@ -5,6 +5,7 @@ states: lam and, for routed reads, a sharpness.
 """
 
 import math
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -54,7 +55,7 @@ class Operands:
     scale: float = 1.0
 
 
-class Memory(nn.Module):
+class Memory(nn.Module, ABC):
     """What all memories share: a past to go on from and a state to keep."""
 
     def forward(
@@ -73,8 +74,9 @@ class Memory(nn.Module):
         """
         return self.attend(x, made, past, notes, output_final_state=keep, cu_seqlens=packing.cu_seqlens)
 
+    @abstractmethod
     def attend(self, x: Tensor, made: Operands, past: Any, notes: Any, **options: Any) -> tuple[Tensor, State | None]:
-        raise NotImplementedError
+        """The operator's call."""
 
 
 class SingleMemory(Memory):
