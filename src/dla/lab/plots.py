@@ -188,7 +188,9 @@ def _curves_plot(task: TaskSummary, style: Mapping[str, Style]) -> Picture | Non
     upper.set_title("Learning curves", loc="left", fontsize=FONT + 1.5, color=INK)
     if all(curve.low.min() > 0 for curve in loss.values()):
         lower.set_yscale("log", subs=[])
-        lower.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5), numticks=8))
+        lowest, highest = min(c.low.min() for c in loss.values()), max(c.high.max() for c in loss.values())
+        wide = highest > 100 * lowest  # over many decades only whole powers of ten have room
+        lower.yaxis.set_major_locator(LogLocator(subs=(1,) if wide else (1, 2, 5), numticks=5 if wide else 8))
         lower.yaxis.set_major_formatter("{x:g}")
     _tidy(lower)
     _name_upright(lower, "loss")
