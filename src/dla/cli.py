@@ -24,6 +24,8 @@ def build_parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     _demo_options(commands.add_parser("demo", help="four memories learn to recall: a table, plots and a picture"))
     _lab_options(commands.add_parser("lab", help="small experiments: run grids of them, report on them"))
+    _train_options(commands.add_parser("train", help="train a model as a recipe says, and go on after an interruption"))
+    _data_options(commands.add_parser("data", help="text to tokens on disk"))
     _inspect_options(commands.add_parser("inspect", help="what a memory did"))
     _info_options(commands.add_parser("info", help="what a model costs: parameters, memory and FLOPs"))
     _generate_options(commands.add_parser("generate", help="text from a model, as it comes"))
@@ -74,6 +76,77 @@ def _lab_report(args: argparse.Namespace) -> int:
     from dla.lab.report import run
 
     return run(args.results, out=args.out, baseline=args.baseline, as_json=args.json)
+
+
+def _train_options(parser: argparse.ArgumentParser) -> None:
+    parser.usage = "dla train RECIPE [--KEY VALUE ...] | --plot RUN [RUN ...] | --export RUN [--step N] [--out DIR]"
+    parser.add_argument("recipe", nargs="?", metavar="RECIPE", help="a TOML file (see docs/training.md and recipes/)")
+    parser.add_argument(
+        "overrides",
+        nargs=argparse.REMAINDER,
+        metavar="--KEY VALUE",
+        help="settings that count more than the file's, such as --optimizer.lr 1e-3 --run out/other",
+    )
+    parser.add_argument("--plot", type=Path, nargs="+", metavar="RUN", help="draw the curves of runs")
+    parser.add_argument("--export", type=Path, metavar="RUN", help="save the model of a run's newest checkpoint")
+    parser.add_argument("--step", type=int, metavar="N", help="of the checkpoint to export (the newest)")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="where the picture or the model goes (into the run)")
+    parser.set_defaults(run=lambda args: _train(args, parser))
+
+
+def _train(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
+    if (args.recipe is not None) + (args.plot is not None) + (args.export is not None) != 1:
+        parser.error("give a recipe, or --plot, or --export")
+    if args.plot is not None:
+        from dla.training.plots import run as plot
+
+        return plot(args.plot, args.out)
+    if args.export is not None:
+        from dla.training.export import run as export
+
+        return export(args.export, args.out, args.step)
+    from dla.training.run import run as train
+
+    return train(args.recipe, args.overrides)
+
+
+def _data_options(parser: argparse.ArgumentParser) -> None:
+    kinds = parser.add_subparsers(title="data", metavar="WHAT", required=True)
+    build = kinds.add_parser("build", help="text to tokens in memory-mapped shards; an interrupted build goes on")
+    build.add_argument("sources", nargs="+", metavar="SOURCE", help='files, folders, "stdlib" or "hf:NAME"')
+    build.add_argument("out", type=Path, metavar="OUT", help="the folder of the shards")
+    build.add_argument("--tokenizer", default="bytes", help="bytes, a folder or file, or a name of the hub (bytes)")
+    build.add_argument("--field", default="text", help="the column or key of the text (%(default)s)")
+    build.add_argument("--subset", default="", help="of a dataset of the hub")
+    build.add_argument("--split", default="train", help="of a dataset of the hub (%(default)s)")
+    build.add_argument("--shard-tokens", type=int, default=2**27, metavar="N", help="of a shard (%(default)s)")
+    build.add_argument("--json", action="store_true", help="print the figures as JSON")
+    build.set_defaults(run=_data_build)
+    check = kinds.add_parser("check", help="compare shards with their checksums; what they hold")
+    check.add_argument("folder", type=Path, metavar="DIR")
+    check.add_argument("--json", action="store_true", help="print the figures as JSON")
+    check.set_defaults(run=_data_check)
+
+
+def _data_build(args: argparse.Namespace) -> int:
+    from dla.training.build import run
+
+    return run(
+        args.sources,
+        args.out,
+        tokenizer=args.tokenizer,
+        field=args.field,
+        subset=args.subset,
+        split=args.split,
+        shard_tokens=args.shard_tokens,
+        as_json=args.json,
+    )
+
+
+def _data_check(args: argparse.Namespace) -> int:
+    from dla.training.build import check
+
+    return check(args.folder, as_json=args.json)
 
 
 def _inspect_options(parser: argparse.ArgumentParser) -> None:
@@ -127,9 +200,32 @@ def _bench_model_options(benches: Any) -> None:
     step.add_argument("--length", type=int, default=128, metavar="T", help="tokens each (%(default)s)")
     step.add_argument("--repeats", type=int, default=9, help="rounds to take the median of (%(default)s)")
     step.set_defaults(run=_bench_step)
-    for parser in (models, decoding, step):
+    loop = benches.add_parser("loop", help="tokens per second of `dla train` against a bare loop, and of its loader")
+    loop.add_argument("--preset", default="mamba2-tiny", help="which model (%(default)s)")
+    loop.add_argument("--memory", choices=MEMORIES, default="single", help="of the model (%(default)s)")
+    loop.add_argument("--sequences", type=int, default=4, metavar="B", help="of a step (%(default)s)")
+    loop.add_argument("--length", type=int, default=512, metavar="T", help="tokens each (%(default)s)")
+    loop.add_argument("--steps", type=int, default=30, metavar="N", help="to time (%(default)s)")
+    loop.set_defaults(run=_bench_loop)
+    trigram = benches.add_parser("trigram", help="a trigram model's loss on a training recipe's data, to compare with")
+    trigram.set_defaults(run=_bench_trigram)
+    for parser in (models, decoding, step, loop, trigram):
         parser.add_argument("--out", type=Path, metavar="FILE", help="write the figures as JSON there")
         parser.add_argument("--json", action="store_true", help="print them as JSON instead of a table")
+    trigram.add_argument("recipe", type=Path, metavar="RECIPE", help="the recipe")
+    trigram.add_argument("overrides", nargs=argparse.REMAINDER, metavar="--KEY VALUE", help="as for `dla train`")
+
+
+def _bench_loop(args: argparse.Namespace) -> int:
+    from dla.bench.training_loop import run
+
+    return run(**{name: value for name, value in vars(args).items() if name not in ("run", "json")}, as_json=args.json)
+
+
+def _bench_trigram(args: argparse.Namespace) -> int:
+    from dla.bench.trigram import run
+
+    return run(args.recipe, args.overrides, out=args.out, as_json=args.json)
 
 
 def _bench_models(args: argparse.Namespace) -> int:

@@ -2,12 +2,11 @@
 
 import hashlib
 import json
-import math
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -18,10 +17,11 @@ from dla.lab.controls import CONTROLS
 from dla.lab.measure import memory_figures
 from dla.lab.tasks import NO_TARGET, Task, make_task
 from dla.models import DLAConfig, DLAForCausalLM
+from dla.training.feed import Micro
+from dla.training.recipe import Gate, Optimizer, Schedule
+from dla.training.trainer import DivergedError, Trainer
 
 EVALUATION_SEED = 1_000_000_000  # far from those of training
-SOFT = (0.2, 0.02)  # the gate's temperature, from the start to half of training
-NO_DECAY = ("L", "A_log", "D", "dt_bias", "bias", "sharpness")  # parameters that weight decay leaves alone, with norms
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Training:
     warmup: float = 0.05  # of the steps
     weight_decay: float = 0.1
     clip: float = 1.0
-    gate: str = "hard"  # or "soft": the gate of dynamic memories, for the first half
+    gate: Literal["hard", "soft"] = "hard"  # or "soft": the gate of dynamic memories, for the first half
     evaluate_every: int = 100
     evaluation_batch: int = 256
 
@@ -45,18 +45,13 @@ class Training:
             if not isinstance(getattr(self, name), int) or getattr(self, name) < 1:
                 raise ValueError(f"{name} must be an integer >= 1, got {getattr(self, name)!r}")
 
-    def rate(self, step: int) -> float:
-        """The learning rate of a step, from 0."""
-        warm = max(1, round(self.warmup * self.steps))
-        if step < warm:
-            return self.lr * (step + 1) / warm
-        done = (step - warm) / max(1, self.steps - warm)
-        return self.lr * (0.55 + 0.45 * math.cos(math.pi * done))
-
-    def temperature(self, step: int) -> float | None:
-        """The gate's temperature at a step."""
-        done = 2 * step / self.steps
-        return None if self.gate == "hard" or done >= 1 else SOFT[0] + (SOFT[1] - SOFT[0]) * done
+    def trainer(self, model: DLAForCausalLM) -> Trainer:
+        return Trainer(
+            model,
+            optimizer=Optimizer(lr=self.lr, weight_decay=self.weight_decay, clip=self.clip, skips=0),
+            schedule=Schedule(steps=self.steps, warmup=max(1, round(self.warmup * self.steps))),
+            gate=Gate(kind=self.gate),
+        )
 
 
 @dataclass(frozen=True)
@@ -126,21 +121,14 @@ def train(
     model: DLAForCausalLM, task: Task, training: Training, seed: int, progress: Callable[[int], None]
 ) -> tuple[list[list[float]], bool]:
     """The learning curve as [step, loss, accuracy], and whether a loss was not finite (which ends training)."""
-    optimizer = torch.optim.AdamW(parameter_groups(model, training.weight_decay), betas=(0.9, 0.95))
+    trainer = training.trainer(model)
     curve: list[list[float]] = []
-    model.train()
     for step in range(training.steps):
-        for group in optimizer.param_groups:
-            group["lr"] = training.rate(step)
-        model.set_temperature(training.temperature(step))
         batch = task.sample(training.batch, seed * 1_000_000 + step)
-        loss = model(batch.ids, shift_labels=batch.targets).loss
-        if not math.isfinite(loss.item()):
+        try:
+            trainer.step(step, [Micro(batch.ids, batch.targets)])
+        except DivergedError:
             return curve, True
-        optimizer.zero_grad()
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), training.clip)
-        optimizer.step()
         progress(step + 1)
         if (step + 1) % training.evaluate_every == 0:
             found = evaluate(model, task, training.evaluation_batch)
@@ -172,13 +160,3 @@ def _logits(model: DLAForCausalLM, ids: Tensor, asked: Tensor) -> Tensor:
     """[questions, vocabulary]"""
     logits: Tensor = model(ids, use_cache=False, logits_to_keep=asked).logits
     return logits
-
-
-def parameter_groups(model: DLAForCausalLM, weight_decay: float) -> list[dict[str, Any]]:
-    """Parameters with and without weight decay."""
-    decayed: list[Tensor] = []
-    plain: list[Tensor] = []
-    for name, parameter in model.named_parameters():
-        spared = parameter.dim() < 2 or name.rpartition(".")[2] in NO_DECAY
-        (plain if spared else decayed).append(parameter)
-    return [{"params": decayed, "weight_decay": weight_decay}, {"params": plain, "weight_decay": 0.0}]

@@ -26,7 +26,6 @@ match = "DLA tau=0.6" # a row of single states or softmax, sized to the memory t
 training = { lr = 3e-3 }
 """
 
-import difflib
 import itertools
 import tomllib
 from collections.abc import Iterable, Iterator
@@ -38,6 +37,7 @@ from dla.lab.cell import Cell, Training
 from dla.lab.controls import CONTROLS
 from dla.lab.measure import matched
 from dla.models.config import DLAConfig
+from dla.names import check_known, nearest
 
 TOP = ("name", "seeds", "training", "model", "task", "row")
 OWN = ("label", "control", "match", "training")  # keys of a row that are no option of the model
@@ -69,7 +69,7 @@ def read_grid(path: str | Path) -> Grid:
 
 def make_grid(content: dict[str, Any]) -> Grid:
     """A grid from what its file holds."""
-    _check_keys("the file", content, TOP)
+    check_known("the file", content, TOP)
     for name in ("name", "seeds", "task", "row"):
         if not content.get(name):
             raise ValueError(f"{name} is missing")
@@ -105,14 +105,14 @@ def _cell(
     options = {**common, **{name: value for name, value in row.items() if name not in OWN}}
     known = [f.name for f in fields(DLAConfig)]
     where = f"row {row['label']!r}"
-    _check_keys(where, options, [*known, "temperature"])
+    check_known(where, options, [*known, "temperature"])
     options = {name: None if value == "none" else value for name, value in options.items()}  # TOML has no null
     if not row["label"]:
         raise ValueError("every row needs a label")
     if row.get("control") is not None and row["control"] not in CONTROLS:
         raise ValueError(f"{where}: control must be one of {', '.join(CONTROLS)}, got {row['control']!r}")
     chosen = {**training, **row.get("training", {})}
-    _check_keys(f"{where}: training", chosen, [f.name for f in fields(Training)])
+    check_known(f"{where}: training", chosen, [f.name for f in fields(Training)])
     made = Cell(
         grid=grid,
         label=row["label"],
@@ -139,18 +139,7 @@ def _check_labels(cells: Iterable[Cell]) -> None:
         seen.add(cell.key)
         if cell.match is not None:
             if cell.match not in labels:
-                raise ValueError(f"row {cell.label!r}: match={cell.match!r} {_nearest(cell.match, labels)}")
+                near = nearest(cell.match, labels)
+                raise ValueError(f"row {cell.label!r}: match={cell.match!r} is not known; the nearest is {near!r}")
             if labels[cell.match].match is not None:
                 raise ValueError(f"row {cell.label!r}: match={cell.match!r} is itself sized to another row")
-
-
-def _check_keys(where: str, given: Iterable[str], known: Iterable[str]) -> None:
-    known = list(known)
-    for name in given:
-        if name not in known:
-            raise ValueError(f"{where}: {name!r} {_nearest(name, known)}")
-
-
-def _nearest(name: str, known: Iterable[str]) -> str:
-    near = difflib.get_close_matches(name, list(known), n=1, cutoff=0.0)
-    return f"is not known; the nearest is {near[0]!r}"

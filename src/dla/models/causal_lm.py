@@ -12,8 +12,9 @@ from transformers.utils import can_return_tuple
 from dla.layers.packing import Packing
 from dla.models.cache import NO_ROLLBACK, DLACache
 from dla.models.config import DLAConfig
-from dla.models.loss import next_token_targets, token_loss
+from dla.models.loss import next_token_targets, token_loss, token_losses
 from dla.models.model import DLAModel, DLAPreTrainedModel, packing_of
+from dla.ops.rules import check_choice
 
 
 class DLAForCausalLM(DLAPreTrainedModel, GenerationMixin):
@@ -40,6 +41,7 @@ class DLAForCausalLM(DLAPreTrainedModel, GenerationMixin):
         output_hidden_states: bool | None = None,
         logits_to_keep: int | Tensor = 0,
         cu_seqlens: Tensor | None = None,
+        loss_reduction: str = "mean",
         **kwargs: Any,
     ) -> CausalLMOutputWithPast:
         """Logits [B, T, vocab] and, with ``labels`` [B, T], the mean loss of predicting each sequence's next token.
@@ -51,7 +53,11 @@ class DLAForCausalLM(DLAPreTrainedModel, GenerationMixin):
             labels: like ``input_ids``, -100 where nothing is to be predicted. While training the logits are not kept
                 (``logits`` is None) unless the config says ``loss_chunk=0``.
             logits_to_keep: only the last so many positions, or the positions given; 0 for all.
+            loss_reduction: "mean", or "none" for the loss of every token [B, T], without logits.
+            shift_labels, num_items_in_batch (in ``kwargs``): what each token itself is to predict [B, T], instead of
+                ``labels``; what the loss is divided by, instead of the number of its tokens.
         """
+        check_choice("loss_reduction", loss_reduction, ("mean", "none"))
         packing = packing_of(
             input_ids, inputs_embeds, attention_mask, position_ids, cu_seqlens, past_key_values, self.config
         )
@@ -68,9 +74,12 @@ class DLAForCausalLM(DLAPreTrainedModel, GenerationMixin):
         targets = _targets(labels, kwargs.get("shift_labels"), packing)
         if targets is not None:
             chunk = self.config.loss_chunk or max(targets.numel(), 1)
-            items = kwargs.get("num_items_in_batch")
-            loss = token_loss(self.lm_head, packing.pack(hidden), targets, chunk, items)
-        if loss is None or not self.training or not self.config.loss_chunk:
+            packed = packing.pack(hidden)
+            if loss_reduction == "none":
+                loss = packing.unpack(token_losses(self.lm_head, packed, targets, chunk))
+            else:
+                loss = token_loss(self.lm_head, packed, targets, chunk, kwargs.get("num_items_in_batch"))
+        if loss is None or (loss_reduction != "none" and not (self.training and self.config.loss_chunk)):
             logits = self.lm_head(slice_logits_to_keep(hidden, logits_to_keep))
         return CausalLMOutputWithPast(
             loss=loss,

@@ -211,17 +211,33 @@ class Held:
 
 def flops(config: DLAConfig, context: int, maps: int) -> dict[str, int]:
     """FLOPs of a token, forward, as the module's text says; ``maps`` counts the linear maps' multiplications."""
-    mean, most = 0.0, 0.0
-    for backbone, memory in config.kinds():
-        held = _held(config, memory, context)
-        mean += _mixing(config, backbone, memory, held.mean)
-        most += _mixing(config, backbone, memory, held.most)
+    mean = mixing_flops(config, context)
+    most = sum(_mixing(config, *kind, _held(config, kind[1], context).most) for kind in config.kinds())
     return {
         "linear_maps": 2 * maps,
         "mixing": round(mean),
         "mixing_most": round(most),
         "total": 2 * maps + round(mean),
     }
+
+
+def mixing_flops(config: DLAConfig, context: int, live_states: Sequence[float] | None = None) -> float:
+    """FLOPs of a token in the memories of all layers, the mean of a context.
+
+    live_states: how many states a token read, as measured, for each dynamic layer in turn; None: the most there can be.
+    Without a capacity it is tokens that are read, however many states they make.
+    """
+    dynamic = sum(memory == "dynamic" for _, memory in config.kinds())
+    if live_states is not None and len(live_states) != dynamic:
+        raise ValueError(f"live_states must hold one figure for each of {dynamic} dynamic layers, got {live_states!r}")
+    measured = iter(live_states or ())
+    total = 0.0
+    for backbone, memory in config.kinds():
+        n = _held(config, memory, context).mean
+        if memory == "dynamic" and live_states is not None:
+            n = next(measured) if config.capacity is not None else n
+        total += _mixing(config, backbone, memory, n)
+    return total
 
 
 def _held(config: DLAConfig, memory: str | None, context: int) -> Held:

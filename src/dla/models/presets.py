@@ -1,11 +1,11 @@
 """Models with a name: the shapes of the literature, and small ones for a CPU."""
 
-import difflib
 import json
 from pathlib import Path
 from typing import Any
 
 from dla.models.config import DLAConfig
+from dla.names import nearest
 
 _LARGE = {"initializer_range": 0.006, "max_position_embeddings": 16384}
 _UNTIED = {"vocab_size": 32000, "tie_word_embeddings": False}
@@ -69,8 +69,8 @@ def preset(name: str, memory: str = "single", **overrides: Any) -> DLAConfig:
         overrides: any option of ``DLAConfig`` that is to differ from the preset.
     """
     if name not in PRESETS:
-        near = difflib.get_close_matches(name, PRESETS, n=1, cutoff=0.0)
-        raise ValueError(f"name is not a preset: {name!r}; did you mean {near[0]}? There are " + ", ".join(PRESETS))
+        near = nearest(name, PRESETS)
+        raise ValueError(f"name is not a preset: {name!r}; did you mean {near}? There are " + ", ".join(PRESETS))
     return DLAConfig(**{**PRESETS[name], "memory": memory, **overrides})
 
 

@@ -6,7 +6,6 @@ the place where it stood is left with `chance`. To evaluate a model at another l
 `length` (or `pairs`, `needles`, …): `vocab_size` depends on the options of the vocabulary alone.
 """
 
-import difflib
 from collections.abc import Iterable
 from dataclasses import fields
 from typing import Any
@@ -16,6 +15,7 @@ from dla.lab.tasks.changes import Changes
 from dla.lab.tasks.copying import Induction, SelectiveCopy
 from dla.lab.tasks.needle import Needle
 from dla.lab.tasks.recall import Overwrite, Recall
+from dla.names import nearest
 
 __all__ = [
     "Batch",
@@ -39,16 +39,15 @@ TASKS: dict[str, type[Task]] = {
 def make_task(name: str, **options: Any) -> Task:
     """The task of that name; `make_task(**task.describe())` is the same task again."""
     if name not in TASKS:
-        raise ValueError(f"there is no task {name!r}; {_nearest(name, TASKS)}")
+        raise ValueError(f"there is no task {name!r}; {_hint(name, TASKS)}")
     task = TASKS[name]
     accepted = [field.name for field in fields(task)]
     for option in options:
         if option not in accepted:
-            raise ValueError(f"{name} has no option {option!r}; {_nearest(option, accepted)}")
+            raise ValueError(f"{name} has no option {option!r}; {_hint(option, accepted)}")
     return task(**options)
 
 
-def _nearest(word: str, valid: Iterable[str]) -> str:
+def _hint(word: object, valid: Iterable[str]) -> str:
     valid = list(valid)
-    near = difflib.get_close_matches(str(word), valid, n=1, cutoff=0.0)
-    return f"the nearest is {near[0]!r}, of {', '.join(valid)}"
+    return f"the nearest is {nearest(str(word), valid)!r}, of {', '.join(valid)}"

@@ -1,0 +1,195 @@
+"""`dla bench loop`: tokens per second of `dla train`, against a bare loop of the same steps, and of the loader."""
+
+import json
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from dla.bench.figures import machine
+from dla.bench.timing import median_seconds
+from dla.models import DLAForCausalLM
+from dla.report import table
+from dla.training.check import check
+from dla.training.distributed import leave
+from dla.training.feed import DOCUMENTS, Micro, ShardFeed
+from dla.training.optimizer import make_optimizer
+from dla.training.read import model_config
+from dla.training.recipe import Batch, Checkpoint, Data, Evaluation, Gate, Recipe, Schedule, Source
+from dla.training.run import Run
+from dla.training.trainer import inputs
+
+ROUND = 3  # steps that each of the two loops makes at a time
+RATIO, LOADER = 0.95, 2_000_000  # required: of the bare loop's tokens per second, and of the loader
+LOADED = 1 << 21  # tokens that the loader reads for a figure
+
+
+def run(
+    *,
+    preset: str = "mamba2-tiny",
+    memory: str = "single",
+    sequences: int = 4,
+    length: int = 512,
+    steps: int = 30,
+    source: str = "stdlib",
+    cache: str = "out/data",
+    out: Path | None = None,
+    as_json: bool = False,
+) -> int:
+    """Time the training loop and its loader; the exit code says whether what is required holds.
+
+    Args:
+        preset, memory: of the model. sequences, length: of a step.
+        steps: that are timed of each loop, rounded up to whole rounds; one more round comes before them.
+        source, cache: where the text comes from and its tokens are kept, as in a recipe.
+    """
+    try:
+        report = measure(preset, memory, sequences, length, steps, source, cache)
+    except (ValueError, OSError, ImportError) as error:
+        print(f"dla bench loop: {error}", file=sys.stderr)
+        return 2
+    if out is not None:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        out.write_text(json.dumps(report, indent=2) + "\n")
+    print(json.dumps(report, indent=2) if as_json else _text(report))
+    return 0 if all(row["holds"] for row in report["figures"]) else 1
+
+
+def measure(
+    preset: str, memory: str, sequences: int, length: int, steps: int, source: str, cache: str
+) -> dict[str, Any]:
+    """The report: settings, tokens per second, and figures with what is required of them."""
+    if steps < 1:
+        raise ValueError(f"steps must be at least 1, got {steps}")
+    rounds = -(-steps // ROUND)
+    with tempfile.TemporaryDirectory(prefix="dla-bench-") as folder:
+        recipe = Recipe(
+            run=folder,
+            model={"preset": preset, "memory": memory},
+            data=Data(train=(Source(source),), length=length, cache=cache),
+            batch=Batch(sequences=sequences),
+            schedule=Schedule(steps=(1 + rounds) * ROUND, warmup=1),
+            gate=Gate(kind="hard"),  # a soft one changes its temperature, and the work, from step to step
+            checkpoint=Checkpoint(every=0, export=False),
+            evaluation=Evaluation(every=0, sequences=1),
+        )
+        timed = TimedRun(check(recipe))
+        try:
+            timed.train()
+            loaders = _loaders(timed)
+        finally:
+            leave(timed.world)
+    whole, bare = (
+        statistics.median(ROUND * sequences * length / s for s in times[1:])
+        for times in (timed.seconds, timed.bare_seconds)
+    )
+    # each round's own ratio: what else the machine does changes from round to round
+    pairs = zip(timed.seconds[1:], timed.bare_seconds[1:], strict=True)
+    ratio = statistics.median(other / own for own, other in pairs)
+    return {
+        "preset": preset,
+        "memory": memory,
+        "sequences": sequences,
+        "length": length,
+        "steps": rounds * ROUND,
+        "machine": machine(),
+        "tokens_per_second": {"dla train": whole, "bare loop": bare, **loaders},
+        "seconds_of_rounds": {"dla train": timed.seconds[1:], "bare loop": timed.bare_seconds[1:]},
+        "figures": [
+            _figure("dla train / bare loop", ratio, RATIO),
+            *(_figure(f"{name}, tokens/s", rate, LOADER) for name, rate in loaders.items()),
+        ],
+    }
+
+
+class TimedRun(Run):
+    """A run that stops its clock after every few steps and lets a bare loop make the same ones.
+
+    seconds, bare_seconds: of each round, the run's and the bare loop's.
+    """
+
+    def __init__(self, recipe: Recipe) -> None:
+        super().__init__(recipe)
+        ahead = islice(self.feed.batches(), recipe.schedule.steps)
+        self.bare = BareLoop(recipe, [micros for micros, _ in ahead], self.world.device)
+        self.seconds: list[float] = []
+        self.bare_seconds: list[float] = []
+        self._began = 0.0
+
+    def train(self) -> int:
+        self._began = time.perf_counter()
+        return super().train()
+
+    def _between(self, micros: list[Micro]) -> None:
+        super()._between(micros)
+        if self.step % ROUND:
+            return
+        now = time.perf_counter()
+        self.seconds.append(now - self._began)
+        self.bare.steps(self.step - ROUND, self.step)
+        self._began = time.perf_counter()
+        self.bare_seconds.append(self._began - now)
+
+
+class BareLoop:
+    """The same model, optimizer and batches, which are in memory, with nothing around them."""
+
+    def __init__(self, recipe: Recipe, batches: Sequence[list[Micro]], device: torch.device) -> None:
+        torch.manual_seed(recipe.seed)
+        self.model = DLAForCausalLM(model_config(recipe)).float().to(device).train()
+        self.optimizer, self.clip = make_optimizer(self.model, recipe.optimizer), recipe.optimizer.clip
+        self.batches = [[inputs(micro, device) for micro in micros] for micros in batches]
+
+    def steps(self, first: int, last: int) -> None:
+        """The steps of these batches."""
+        parameters = list(self.model.parameters())
+        for micros in self.batches[first:last]:
+            for micro in micros:
+                loss = self.model(**micro, use_cache=False).loss
+                loss.backward()
+            torch.nn.utils.clip_grad_norm_(parameters, self.clip)
+            self.optimizer.step()
+            self.optimizer.zero_grad()
+        loss.item()  # on a GPU, the end of its work
+
+
+def _loaders(made: Run) -> dict[str, float]:
+    """Tokens per second of the loader alone, in either way of treating documents."""
+    assert made.corpus.train is not None
+    batch, length = made.recipe.batch, made.recipe.data.length
+    count = max(1, LOADED // (batch.sequences * length))
+    calls = {}
+    for documents in DOCUMENTS:
+        feed = ShardFeed(
+            made.corpus.train,
+            made.corpus.weights,
+            length=length,
+            documents=documents,
+            sequences=batch.sequences,
+            micro=batch.micro,
+            seed=made.recipe.seed,
+        )
+        calls[f"loader, {documents}"] = partial(_load, feed, count)
+    tokens = count * batch.sequences * length
+    return {name: tokens / s for name, s in median_seconds(calls, repeats=3).items()}
+
+
+def _load(feed: ShardFeed, count: int) -> None:
+    for _ in islice(feed.batches(), count):
+        pass
+
+
+def _figure(name: str, value: float, bound: float) -> dict[str, Any]:
+    return {"figure": name, "value": value, "required": f">= {bound:,}", "holds": value >= bound}
+
+
+def _text(report: dict[str, Any]) -> str:
+    rates = [{"": name, "tokens/s": rate} for name, rate in report["tokens_per_second"].items()]
+    return f"{table(rates)}\n\n{table(report['figures'])}"

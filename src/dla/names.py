@@ -1,0 +1,17 @@
+"""Names that someone typed against those there are."""
+
+import difflib
+from collections.abc import Iterable
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """The known name that is most like the given one; there must be one at least."""
+    return difflib.get_close_matches(name, list(known), n=1, cutoff=0.0)[0]
+
+
+def check_known(where: str, given: Iterable[str], known: Iterable[str]) -> None:
+    """Refuse given names that are not known: "where: 'lrr' is not known; the nearest is 'lr'"."""
+    known = list(known)
+    for name in given:
+        if name not in known:
+            raise ValueError(f"{where}: {name!r} is not known; the nearest is {nearest(name, known)!r}")

@@ -1,0 +1,1 @@
+"""Training: from text to a checkpoint, on one CPU or many GPUs."""

@@ -1,0 +1,254 @@
+"""Checkpoints: written beside the training by torch's distributed checkpointing, valid as a whole or not at all.
+
+run/checkpoints/step-00000500/ holds what DCP writes (weights and optimizer, each rank its shards) and ``record.json``:
+the step, the data's position, the ranks' random states, what the run is (``identity``), and size and SHA-256 of every
+file. It is written as step-00000500.partial and gets its name when all is on disk.
+"""
+
+import base64
+import hashlib
+import json
+import os
+import shutil
+import warnings
+from collections.abc import Callable
+from concurrent.futures import Future
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import torch
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
+
+from dla.models import DLAForCausalLM
+from dla.training.distributed import World
+
+RECORD = "record.json"
+PARTIAL, CORRUPT = ".partial", ".corrupt"
+OPTIONS = StateDictOptions(flatten_optimizer_state_dict=True)
+
+# torch warns of what was asked for: a single process saves without the others.
+warnings.filterwarnings("ignore", message="torch.distributed is disabled")
+
+
+class CorruptError(ValueError):
+    """A checkpoint's files are not what was written."""
+
+
+class Checkpoints:
+    """The checkpoints of a run. ``note`` is told what people should know, on the main rank."""
+
+    def __init__(
+        self, folder: Path, world: World, *, keep: int, note: Callable[[str], None] = lambda text: None
+    ) -> None:
+        self.folder, self.world, self.keep, self.note = folder, world, keep, note
+        self._running: Thread | None = None
+        self._error: str | None = None
+        self._news: list[str] = []
+        if world.main:
+            folder.mkdir(parents=True, exist_ok=True)
+            for leftover in folder.glob("*" + PARTIAL):
+                shutil.rmtree(leftover)
+        world.barrier()
+
+    def save(
+        self,
+        step: int,
+        model: DLAForCausalLM,
+        optimizer: torch.optim.Optimizer,
+        record: dict[str, Any],
+        wait: bool = False,
+    ) -> None:
+        """Begin to write the state after ``step`` steps. It is copied first, so that training can go on at once.
+
+        ``record`` is kept with it (JSON). ``wait``: return when it is written, which needs no copy. All ranks call this
+        together; one checkpoint is written at a time.
+        """
+        self.finish()
+        partial = self.folder / f"{name(step)}{PARTIAL}"
+        record = {"step": step, **record, "random": self.world.gather(_random_state())}
+        where: dict[str, Any] = {
+            "checkpoint_id": partial,
+            "process_group": self.world.saving,
+            "no_dist": self.world.size == 1,
+        }
+        state = _state(model, optimizer)
+        if wait:
+            self._complete(lambda: dcp.save(state, **where), step, partial, record)
+            return
+        future = dcp.async_save(state, **where)
+        assert isinstance(future, Future)
+        self._running = Thread(target=self._complete, args=(future.result, step, partial, record), daemon=True)
+        self._running.start()
+
+    def finish(self) -> None:
+        """Wait for the checkpoint that is being written."""
+        if self._running is not None:
+            self._running.join()
+            self._running = None
+        self._tell()
+
+    def news(self) -> str | None:
+        """Pass on what was written or went wrong since the last call; the error, if there was one."""
+        self._tell()
+        error, self._error = self._error, None
+        return error
+
+    def _tell(self) -> None:
+        while self._news:
+            self.note(self._news.pop(0))
+
+    def _complete(self, write: Callable[[], Any], step: int, partial: Path, record: dict[str, Any]) -> None:
+        try:
+            write()
+            if self.world.main:
+                self._commit(step, partial, record)
+        except (OSError, CheckpointException, RuntimeError) as error:
+            self._failed(step, error)
+            if self.world.main:
+                shutil.rmtree(partial, ignore_errors=True)
+
+    def _commit(self, step: int, partial: Path, record: dict[str, Any]) -> None:
+        files = {f.name: {"bytes": f.stat().st_size, "sha256": _sha256(f)} for f in sorted(partial.iterdir())}
+        _write(partial / RECORD, json.dumps({**record, "files": files}))
+        final = self.folder / name(step)
+        partial.rename(final)
+        _sync(self.folder)
+        for old in self.steps()[: -self.keep]:
+            shutil.rmtree(self.folder / name(old))
+        self._news.append(f"checkpoint of step {step} saved")
+
+    def _failed(self, step: int, error: BaseException) -> None:
+        good = self.steps()
+        last = f"the last good one is that of step {good[-1]}" if good else "there is no earlier one"
+        self._error = f"the checkpoint of step {step} could not be written: {_reason(error)}; {last}"
+        self._news.append(self._error)
+
+    def steps(self) -> list[int]:
+        """The steps of which there is a checkpoint, oldest first."""
+        found = (f.name.removeprefix("step-") for f in self.folder.glob("step-*") if f.is_dir())
+        return sorted(int(number) for number in found if number.isdigit())
+
+    def newest(self) -> dict[str, Any] | None:
+        """The record of the newest checkpoint that is whole. Every rank gets the same.
+
+        Those that are not are reported and renamed, so that they neither count nor stand in the way.
+        """
+        found: list[Any] = [None]
+        if self.world.main:
+            for step in reversed(self.steps()):
+                folder = self.folder / name(step)
+                try:
+                    found[0] = check(folder)
+                    break
+                except CorruptError as error:
+                    aside = folder.with_suffix(CORRUPT)
+                    shutil.rmtree(aside, ignore_errors=True)
+                    folder.rename(aside)
+                    self.note(f"{error}; it is now {aside.name}, and the one before is tried")
+        if self.world.size > 1:
+            torch.distributed.broadcast_object_list(found)
+        record: dict[str, Any] | None = found[0]
+        return record
+
+    def load(self, record: dict[str, Any], model: DLAForCausalLM, optimizer: torch.optim.Optimizer) -> None:
+        """Weights, optimizer and random state of a checkpoint, on however many ranks."""
+        state = _state(model, optimizer)
+        where = self.folder / name(record["step"])
+        dcp.load(state, checkpoint_id=where, process_group=self.world.saving, no_dist=self.world.size == 1)
+        set_state_dict(
+            model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"], options=OPTIONS
+        )
+        if len(record["random"]) == self.world.size:
+            _set_random_state(record["random"][self.world.rank])
+
+
+def name(step: int) -> str:
+    """The folder of a checkpoint."""
+    return f"step-{step:08d}"
+
+
+def check(folder: Path) -> dict[str, Any]:
+    """The record of a checkpoint whose files are all there and as they were written.
+
+    Raises:
+        CorruptError: with the first thing that is wrong.
+    """
+    try:
+        record: dict[str, Any] = json.loads((folder / RECORD).read_text())
+        files = record["files"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise CorruptError(f"{folder} is not a whole checkpoint: {RECORD} cannot be read ({_reason(error)})") from error
+    for file, written in files.items():
+        path = folder / file
+        size = path.stat().st_size if path.is_file() else None
+        if size != written["bytes"]:
+            found = "is missing" if size is None else f"has {size} bytes"
+            raise CorruptError(f"{folder} is corrupt: {file} {found} instead of {written['bytes']}")
+        if _sha256(path) != written["sha256"]:
+            raise CorruptError(f"{folder} is corrupt: {file} does not have its checksum")
+    return record
+
+
+def load_weights(folder: Path, model: DLAForCausalLM) -> None:
+    """The weights alone of a checkpoint, into a model on one process."""
+    state = {"model": model.state_dict()}
+    dcp.load(state, checkpoint_id=folder, no_dist=True)
+    model.load_state_dict(state["model"])
+
+
+def _state(model: DLAForCausalLM, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    weights, moments = get_state_dict(model, optimizer, options=OPTIONS)
+    return {"model": weights, "optimizer": moments}
+
+
+def _random_state() -> dict[str, str]:
+    states = {"cpu": torch.get_rng_state()}
+    if torch.cuda.is_available():
+        states["cuda"] = torch.cuda.get_rng_state()
+    return {device: base64.b64encode(x.numpy().tobytes()).decode() for device, x in states.items()}
+
+
+def _set_random_state(states: dict[str, str]) -> None:
+    for device, text in states.items():
+        state = torch.frombuffer(bytearray(base64.b64decode(text)), dtype=torch.uint8)
+        if device == "cpu":
+            torch.set_rng_state(state)
+        elif torch.cuda.is_available():
+            torch.cuda.set_rng_state(state)
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _write(path: Path, text: str) -> None:
+    with path.open("w") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    _sync(path.parent)
+
+
+def _sync(folder: Path) -> None:
+    """Make names in a folder survive a power cut."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _reason(error: BaseException) -> str:
+    """The first line of what went wrong at the bottom."""
+    if isinstance(error, CheckpointException) and error.failures:
+        inner = next(iter(error.failures.values()))
+        return _reason(inner[0] if isinstance(inner, tuple) else inner)
+    if error.__cause__ is not None and not isinstance(error, OSError):
+        return _reason(error.__cause__)
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    return (str(error).strip() or type(error).__name__).splitlines()[0]

@@ -1,0 +1,64 @@
+"""A checkpoint of a run as a model for `from_pretrained`."""
+
+import sys
+from pathlib import Path
+
+import torch
+
+from dla.models import DLAConfig, DLAForCausalLM
+from dla.training.checkpoint import CorruptError, check, load_weights, name
+from dla.training.corpus import find_tokenizer
+from dla.training.read import model_config, read_recipe
+
+
+def export(run: Path, out: Path | None = None, step: int | None = None) -> Path:
+    """Save the model of a checkpoint (None: the newest whole one), with its tokenizer, to ``out`` (None: run/model).
+
+    Raises:
+        ValueError: there is no such run or checkpoint.
+    """
+    if not (run / "recipe.toml").is_file():
+        raise ValueError(f"{run} is not the folder of a run: it has no recipe.toml")
+    recipe = read_recipe(run / "recipe.toml")
+    folder = _find(run / "checkpoints", step)
+    config: DLAConfig = model_config(recipe)
+    with torch.device("meta"):
+        model = DLAForCausalLM(config)
+    model = model.to(torch.float64 if recipe.compute.dtype == "float64" else torch.float32)
+    model.to_empty(device="cpu")
+    model.tie_weights()
+    load_weights(folder, model)
+    out = out or run / "model"
+    model.save_pretrained(out)
+    tokenizer = find_tokenizer(recipe.data.tokenizer, config.vocab_size)
+    if hasattr(tokenizer, "save_pretrained"):
+        tokenizer.save_pretrained(out)
+    return out
+
+
+def run(folder: Path, out: Path | None, step: int | None) -> int:
+    """`dla train --export`; the exit code."""
+    try:
+        print(export(folder, out, step))
+    except ValueError as error:
+        print(f"dla train: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def _find(checkpoints: Path, step: int | None) -> Path:
+    """The folder of a checkpoint that is whole."""
+    if step is not None:
+        if not (checkpoints / name(step)).is_dir():
+            steps = sorted(int(f.name.removeprefix("step-")) for f in checkpoints.glob("step-????????"))
+            there = ", ".join(map(str, steps))
+            raise ValueError(f"{checkpoints} has no checkpoint of step {step}; there are those of {there or 'none'}")
+        check(checkpoints / name(step))
+        return checkpoints / name(step)
+    for folder in sorted(checkpoints.glob("step-????????"), reverse=True):
+        try:
+            check(folder)
+            return folder
+        except CorruptError as error:
+            print(f"{error}; trying the one before", file=sys.stderr)
+    raise ValueError(f"{checkpoints} has no whole checkpoint")

@@ -1,0 +1,233 @@
+"""What the training loop reads: micro-batches of each step, the same global batch on any number of ranks."""
+
+import contextlib
+import queue
+import threading
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dla.models.loss import IGNORED
+from dla.training.order import Mixture
+from dla.training.shards import Shards
+
+Item = TypeVar("Item")
+Position = dict[str, Any]  # where a feed stands, as JSON can hold it
+DOCUMENTS = ("packed", "concatenated")
+LOOKUP = 64  # steps whose sequences are looked up together
+
+
+@dataclass
+class Micro:
+    """What a rank computes at a time.
+
+    ids [B, T] int64. targets [B, T] int64: what each token is to predict, ``IGNORED`` where nothing is. positions
+    [B, T] int64: 0 where a document begins; None where each row is one sequence.
+    """
+
+    ids: Tensor
+    targets: Tensor
+    positions: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Row:
+    """A sequence: tokens [T + 1] int64, and where in it documents begin (int64, in 1 … T)."""
+
+    tokens: np.ndarray
+    starts: np.ndarray
+
+
+@dataclass(frozen=True)
+class Shape:
+    """How a step is cut: ``sequences`` of ``length`` tokens over ``world`` ranks, ``micro`` (0: all) at a time."""
+
+    length: int
+    documents: str
+    sequences: int
+    micro: int = 0
+    rank: int = 0
+    world: int = 1
+
+    def __post_init__(self) -> None:
+        for name in ("length", "sequences", "world"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if self.documents not in DOCUMENTS:
+            raise ValueError(f"documents must be one of {', '.join(DOCUMENTS)}, got {self.documents!r}")
+        if self.micro < 0:
+            raise ValueError(f"micro must be 0 (all at once) or more, got {self.micro}")
+        if not 0 <= self.rank < self.world:
+            raise ValueError(f"rank must be in 0 … {self.world - 1}, got {self.rank}")
+        if self.sequences % self.world:
+            raise ValueError(f"sequences={self.sequences} cannot be divided by the {self.world} ranks")
+
+    @property
+    def rows(self) -> int:
+        """Of a rank."""
+        return self.sequences // self.world
+
+    def micros(self, rows: Sequence[Row]) -> list[Micro]:
+        size = self.micro or len(rows)
+        return [stack(rows[i : i + size], self.documents) for i in range(0, len(rows), size)]
+
+
+def stack(rows: Sequence[Row], documents: str) -> Micro:
+    """B rows of T + 1 tokens as a micro-batch.
+
+    Where documents are packed, the last token of one has nothing to predict: the next is another's first.
+    """
+    tokens = torch.from_numpy(np.stack([row.tokens for row in rows]))
+    ids, targets = tokens[:, :-1].clone(), tokens[:, 1:].clone()  # not views of one another, whatever B is
+    if documents == "concatenated":
+        return Micro(ids, targets, None)
+    line = np.repeat(np.arange(len(rows)), [len(row.starts) for row in rows])
+    column = np.concatenate([row.starts for row in rows])
+    targets.numpy()[line, column - 1] = IGNORED
+    inside = column < ids.shape[1]
+    if not inside.any():
+        return Micro(ids, targets, None)
+    begin = np.zeros(ids.shape, dtype=np.int64)
+    begin[line[inside], column[inside]] = column[inside]
+    begin = np.maximum.accumulate(begin, axis=1)
+    return Micro(ids, targets, torch.from_numpy(np.arange(ids.shape[1]) - begin))
+
+
+def sequences_of(shards: Shards, length: int) -> int:
+    """Sequences of ``length`` tokens, each with one more to predict; at least one, or an error."""
+    count = (shards.tokens - 1) // length
+    if count < 1:
+        raise ValueError(
+            f"{shards.folder} has {shards.tokens} tokens here, a sequence of length {length} needs {length + 1}"
+        )
+    return count
+
+
+def read_row(shards: Shards, index: int, length: int, documents: str) -> Row:
+    start, stop = index * length, (index + 1) * length + 1
+    packed = documents == "packed"
+    starts = shards.document_starts(start, stop) - start if packed else np.empty(0, dtype=np.int64)
+    return Row(shards.read(start, stop), starts)
+
+
+class ShardFeed:
+    """Sequences of tokens on disk, in a random order by weight.
+
+    Args:
+        shards, weights: the sources, and their shares of the sequences.
+        length: tokens of a sequence.
+        documents: "packed" (a document knows nothing of the one before) or "concatenated".
+        sequences: of a step, over all ranks; a multiple of ``world``.
+        micro: of a micro-batch; 0: all that the rank has.
+        seed: of the order.
+        rank, world: which of how many processes this one is.
+    """
+
+    def __init__(
+        self,
+        shards: Sequence[Shards],
+        weights: Sequence[float],
+        *,
+        length: int,
+        documents: str,
+        sequences: int,
+        micro: int,
+        seed: int,
+        rank: int = 0,
+        world: int = 1,
+    ) -> None:
+        self.shape = Shape(length, documents, sequences, micro, rank, world)
+        self.shards = list(shards)
+        self.mixture = Mixture([sequences_of(s, length) for s in self.shards], weights, seed)
+
+    def batches(self, position: Position | None = None) -> Iterator[tuple[list[Micro], Position]]:
+        """Endless: this rank's micro-batches of each step, and where the feed stands after them."""
+        shape = self.shape
+        step = position["step"] if position else 0
+        while True:
+            first = step * shape.sequences
+            sources, indices = self.mixture.lookup(first, first + LOOKUP * shape.sequences)
+            for i in range(LOOKUP):
+                begin = i * shape.sequences + shape.rank * shape.rows
+                mine = slice(begin, begin + shape.rows)
+                rows = [
+                    read_row(self.shards[source], index, shape.length, shape.documents)
+                    for source, index in zip(sources[mine].tolist(), indices[mine].tolist(), strict=True)
+                ]
+                step += 1
+                yield shape.micros(rows), {"step": step}
+
+
+def evaluation_batches(
+    shards: Sequence[Shards],
+    *,
+    length: int,
+    documents: str,
+    sequences: int,
+    micro: int,
+    rank: int = 0,
+    world: int = 1,
+) -> Iterator[Micro]:
+    """A rank's share of ``sequences`` sequences, spread evenly over the data, the same at every call.
+
+    All ranks get the same number of micro-batches; those that have fewer sequences get some without targets.
+    """
+    shape = Shape(length, documents, sequences * world, micro, rank, world)
+    ends = list(accumulate(sequences_of(s, length) for s in shards))
+    count = min(sequences, ends[-1])
+    chosen = np.arange(count) * ends[-1] // count
+    mine = chosen[rank::world]
+    most = -(-count // world)
+    size = micro or most
+    for first in range(0, most, size):
+        rows = []
+        for number in mine[first : first + size].tolist():
+            which = int(np.searchsorted(ends, number, side="right"))
+            index = number - (ends[which - 1] if which else 0)
+            rows.append(read_row(shards[which], index, length, documents))
+        yield stack(rows, shape.documents) if rows else _nothing(length)
+
+
+def _nothing(length: int) -> Micro:
+    return Micro(torch.zeros(1, length, dtype=torch.int64), torch.full((1, length), IGNORED), None)
+
+
+def prefetched(iterator: Iterable[Item], depth: int = 2) -> Generator[Item, None, None]:
+    """The items of an iterator, which runs in a thread, ``depth`` items ahead. ``close()`` ends the thread."""
+    ready: queue.Queue[tuple[Item | None, BaseException | None]] = queue.Queue(depth)
+    stop = threading.Event()
+
+    def put(item: Item | None, error: BaseException | None) -> None:
+        while not stop.is_set():
+            with contextlib.suppress(queue.Full):
+                ready.put((item, error), timeout=0.1)
+                return
+
+    def work() -> None:
+        try:
+            for item in iterator:
+                put(item, None)
+                if stop.is_set():
+                    return
+            put(None, StopIteration())
+        except BaseException as error:
+            put(None, error)
+
+    thread = threading.Thread(target=work, name="prefetch", daemon=True)
+    thread.start()
+    try:
+        while True:
+            item, error = ready.get()
+            if isinstance(error, StopIteration):
+                return
+            if error is not None:
+                raise error
+            yield item  # type: ignore[misc]
+    finally:
+        stop.set()
+        thread.join(timeout=10)

@@ -1,0 +1,151 @@
+"""Which sequence comes when: a random order that is computed, not stored, so that any place in it can be looked up."""
+
+import hashlib
+import math
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import overload
+
+import numpy as np
+
+ROUNDS = 8
+BLOCK = 4096  # draws of sources that are counted together
+_MIX = (np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))  # of splitmix64
+
+
+def key_of(*numbers: int) -> int:
+    """64 bits that look random, from numbers such as (seed, source, epoch)."""
+    return int.from_bytes(hashlib.blake2b(repr(numbers).encode(), digest_size=8).digest(), "little")
+
+
+@overload
+def permuted(index: int, size: int, key: int) -> int: ...
+@overload
+def permuted(index: np.ndarray, size: int, key: int) -> np.ndarray: ...
+def permuted(index: int | np.ndarray, size: int, key: int) -> int | np.ndarray:
+    """Where a pseudo-random permutation of range(size), one for each key, puts ``index`` (an integer or an array).
+
+    A Feistel network permutes the next power of four; what falls outside of range(size) goes through it again, until
+    it is inside.
+    """
+    if not 1 <= size <= 2**62:
+        raise ValueError(f"size must be in 1 … 2**62, got {size}")
+    given = np.asarray(index)
+    if given.size and (given.min() < 0 or given.max() >= size):
+        raise ValueError(f"index must be in 0 … {size - 1}, got {given.min()} … {given.max()}")
+    half = max(1, ((size - 1).bit_length() + 1) // 2)
+    keys = _round_keys(key)
+    x = _feistel(given.astype(np.uint64).reshape(-1), half, keys)
+    while (outside := np.flatnonzero(x >= size)).size:
+        x[outside] = _feistel(x[outside], half, keys)
+    out = x.astype(np.int64).reshape(given.shape)
+    return out if isinstance(index, np.ndarray) else int(out)
+
+
+@lru_cache(maxsize=1024)
+def _round_keys(key: int) -> np.ndarray:
+    return np.array([key_of(key, i) for i in range(ROUNDS)], dtype=np.uint64)
+
+
+def _feistel(x: np.ndarray, half: int, keys: np.ndarray) -> np.ndarray:
+    """A permutation of the numbers of 2 * half bits. x [N] uint64."""
+    mask, bits = np.uint64((1 << half) - 1), np.uint64(half)
+    left, right = x >> bits, x & mask
+    for key in keys:
+        left, right = right, left ^ (_mixed(right ^ key) & mask)
+    return (left << bits) | right
+
+
+def _mixed(x: np.ndarray) -> np.ndarray:
+    x = (x ^ (x >> np.uint64(30))) * _MIX[0]
+    x = (x ^ (x >> np.uint64(27))) * _MIX[1]
+    return x ^ (x >> np.uint64(31))
+
+
+class Mixture:
+    """An endless series of sequences from several sources, drawn by weight.
+
+    Each source goes through all its sequences in a random order, then through all of them in another, and so on.
+
+    Args:
+        sizes: sequences of each source.
+        weights: their shares, relative to one another.
+        seed: of everything.
+    """
+
+    def __init__(self, sizes: Sequence[int], weights: Sequence[float], seed: int) -> None:
+        if any(size < 1 for size in sizes):
+            raise ValueError(f"sizes must be at least 1, got {list(sizes)}")
+        self.sizes, self.seed = list(sizes), seed
+        self.draws = Draws(weights, seed)
+        if len(self.sizes) != self.draws.sources:
+            raise ValueError(f"sizes has {len(self.sizes)} entries, weights {self.draws.sources}")
+
+    def __getitem__(self, number: int) -> tuple[int, int]:
+        """(source, sequence in the source) of a sequence of the series."""
+        sources, indices = self.lookup(number, number + 1)
+        return int(sources[0]), int(indices[0])
+
+    def lookup(self, start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
+        """The sources and sequences [stop - start] at these places of the series."""
+        sources, turns = self.draws.lookup(start, stop)
+        indices = np.empty_like(turns)
+        for source in np.unique(sources):
+            size = self.sizes[source]
+            epochs, at = np.divmod(turns, size)
+            for epoch in np.unique(epochs[sources == source]):
+                here = (sources == source) & (epochs == epoch)
+                indices[here] = permuted(at[here], size, key_of(self.seed, int(source), int(epoch)))
+        return sources, indices
+
+
+class Draws:
+    """An endless series of sources, drawn at random by weight: which, and the how manieth time it is drawn."""
+
+    def __init__(self, weights: Sequence[float], seed: int) -> None:
+        if not weights or not all(math.isfinite(w) and w > 0 for w in weights):
+            raise ValueError(f"weights must be positive numbers, got {list(weights)}")
+        self.sources = len(weights)
+        self._shares = np.cumsum(weights) / math.fsum(weights)
+        self._key = key_of(seed, -1)
+        self._before = [np.zeros(self.sources, dtype=np.int64)]  # of each source, before each block
+        self._last: tuple[int, np.ndarray] = (0, self._draw(0))
+
+    def lookup(self, start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
+        """The sources at these places, and how often each had been drawn before: two of [stop - start] int64."""
+        if not 0 <= start <= stop:
+            raise ValueError(f"start, stop must be 0 <= start <= stop, got {start}, {stop}")
+        if self.sources == 1:
+            turns = np.arange(start, stop)
+            return np.zeros_like(turns), turns
+        found = [self._in_block(block, start, stop) for block in range(start // BLOCK, -(-stop // BLOCK))]
+        if not found:
+            return np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64)
+        return np.concatenate([s for s, _ in found]), np.concatenate([t for _, t in found])
+
+    def _in_block(self, block: int, start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
+        drawn, before = self._block(block), self._counts(block)
+        turns = np.empty_like(drawn)
+        for source in range(self.sources):
+            here = drawn == source
+            turns[here] = before[source] + np.arange(int(here.sum()))
+        part = slice(max(0, start - block * BLOCK), min(BLOCK, stop - block * BLOCK))
+        return drawn[part], turns[part]
+
+    def _counts(self, block: int) -> np.ndarray:
+        """[sources] how often each is drawn before a block."""
+        while len(self._before) <= block:
+            drawn = self._block(len(self._before) - 1)
+            self._before.append(self._before[-1] + np.bincount(drawn, minlength=self.sources))
+        return self._before[block]
+
+    def _block(self, block: int) -> np.ndarray:
+        if self._last[0] != block:
+            self._last = (block, self._draw(block))
+        return self._last[1]
+
+    def _draw(self, block: int) -> np.ndarray:
+        """[BLOCK] the sources of a block: raw bits of a counter-based generator, which no version of NumPy changes."""
+        raw = np.random.Philox(key=self._key, counter=block * (BLOCK // 4)).random_raw(BLOCK)
+        uniform = (raw >> np.uint64(11)) * 2.0**-53
+        return np.minimum(np.searchsorted(self._shares, uniform, side="right"), self.sources - 1)

@@ -1,0 +1,326 @@
+"""`dla train --plot`: the curves of training runs, from their logs."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from dla.lab.plots import (
+    FONT,
+    INK,
+    LEFT,
+    LONGEST,
+    QUIET,
+    Floats,
+    Style,
+    _figure,
+    _label_ends,
+    _png,
+    _room_for,
+    _tidy,
+    styles,
+)
+from dla.training.monitor import LOG, Record, read_lines
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+FILE = "curves.png"
+RIGHT = 0.975  # where the lower rows end, in fractions of the width
+TOP, GAP, FOOT = 0.35, 0.75, 0.85  # inches above, between and below the rows
+LOSS, SMALL = 2.7, 1.35  # inches: the rows' heights
+BETWEEN = 0.075  # columns, in fractions of the width
+SMOOTH = 100  # smoothing reaches over this part of the run to either side
+TICKS = 7  # most of them on the axis of positions
+MEMORY = {"boundary_rate": "Boundary rate", "live_states": "Live states", "W": "W, dense states a read"}
+
+
+@dataclass(frozen=True)
+class Run:
+    """The records of a log, by kind."""
+
+    name: str
+    steps: list[Record]
+    evaluations: list[Record]
+    memory: list[Record]
+
+
+Points = tuple[Floats, Floats]
+Panel = Callable[["Axes", Sequence[Run], Mapping[str, Style]], None]
+
+
+def run(folders: list[Path], out: Path | None = None) -> int:
+    """Draw the runs' curves to ``out``, a folder or a file .png (None: the first run's folder); the exit code."""
+    try:
+        runs = [read_run(folder, name) for folder, name in zip(folders, names(folders), strict=True)]
+        path = out if out is not None and out.suffix == ".png" else (out or folders[0]) / FILE
+        png = draw(runs)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(png)
+    except ImportError:
+        error: object = "plots need matplotlib: pip install 'dynamic-linear-attention[plot]'"
+    except (OSError, ValueError) as caught:
+        error = caught
+    else:
+        print(path)
+        return 0
+    print(f"dla train: {error}", file=sys.stderr)
+    return 2
+
+
+def names(folders: Sequence[Path]) -> list[str]:
+    """What each run is called: its folder's name, with as many of those above as tell it from the others."""
+    parts = [folder.resolve().parts for folder in folders]
+    found: list[str] = []
+    for i, own in enumerate(parts):
+        others = [other for j, other in enumerate(parts) if j != i and other != own]
+        n = next((n for n in range(1, len(own)) if all(other[-n:] != own[-n:] for other in others)), len(own))
+        again = parts[:i].count(own)  # the same folder twice
+        found.append("/".join(own[-n:]) + (f" ({again + 1})" if again else ""))
+    short = [_shortened(name) for name in found]
+    return short if len(set(short)) == len(short) else found
+
+
+def _shortened(name: str) -> str:
+    """Without the middle of a long name: runs of a series most often differ at the end."""
+    return name if len(name) <= LONGEST else f"{name[: LONGEST // 3]}…{name[len(name) - LONGEST // 2 :]}"
+
+
+def read_run(folder: Path, name: str) -> Run:
+    """The log of a run's folder. A last line that is still being written, or was cut short, is left out."""
+    file = folder / LOG
+    if not file.is_file():
+        raise ValueError(f"{folder} is not the folder of a run: it has no {LOG}")
+    lines = read_lines(file)
+    records = [line for line in lines if line is not None]
+    if None in lines[:-1]:
+        raise ValueError(f"{file}, line {lines.index(None) + 1}: not a record of a run")
+    kinds = {kind: [r for r in records if r["kind"] == kind] for kind in ("step", "evaluation", "memory")}
+    if not kinds["step"]:
+        raise ValueError(f"{file} holds no step yet")
+    return Run(name, kinds["step"], kinds["evaluation"], [r for r in kinds["memory"] if r.get("memory")])
+
+
+def draw(runs: Sequence[Run]) -> bytes:
+    """The picture, as PNG. Raises ImportError without matplotlib."""
+    style = styles([r.name for r in runs])
+    rows = _rows(runs)
+    height = TOP + LOSS + sum(GAP + SMALL for _ in rows) + FOOT
+    figure = _figure(height)
+    right = _room_for(figure, [r.name for r in runs])
+    bottom = height - TOP - LOSS
+    loss = figure.add_axes((LEFT, bottom / height, right - LEFT, LOSS / height))
+    loss_panel(loss, runs, style)
+    for row in rows:
+        bottom -= GAP + SMALL
+        _draw_row(figure, row, (bottom / height, SMALL / height), runs, style)
+    note = "Loss and gradient norm: faint as logged, strong smoothed. Markers: loss on validation data."
+    note += "\nMemory: mean of the dynamic layers, band from the lowest to the highest." if len(rows) > 1 else ""
+    figure.text(LEFT, 0.08 / height, note, fontsize=FONT - 1, color=QUIET, va="bottom")
+    return _png(figure)
+
+
+def _rows(runs: Sequence[Run]) -> list[list[tuple[str, Panel, float]]]:
+    """The small panels: title, what draws it, and its share of the width."""
+    row: list[tuple[str, Panel, float]] = [("Gradient norm", norm_panel, 1), ("Learning rate", rate_panel, 1)]
+    if any(_by_position(r) for r in runs):
+        row.insert(0, ("Validation loss by position, at the end", position_panel, 1.7))
+    rows = [row]
+    if any(r.memory for r in runs):
+        rows.append([(title, _memory_panel(name), 1) for name, title in MEMORY.items()])
+    return rows
+
+
+def _draw_row(
+    figure: Figure,
+    row: Sequence[tuple[str, Panel, float]],
+    place: tuple[float, float],
+    runs: Sequence[Run],
+    style: Mapping[str, Style],
+) -> None:
+    room = RIGHT - LEFT - BETWEEN * (len(row) - 1)
+    left = LEFT
+    for title, panel, share in row:
+        width = room * share / sum(share for _, _, share in row)
+        ax = figure.add_axes((left, place[0], width, place[1]))
+        panel(ax, runs, style)
+        ax.set_title(title, loc="left", fontsize=FONT, color=INK)
+        left += width + BETWEEN
+
+
+# The panels.
+
+
+def loss_panel(ax: Axes, runs: Sequence[Run], style: Mapping[str, Style]) -> None:
+    """Training loss, faint as it was and strong smoothed, and the validation's as markers."""
+    validation = {r.name: series(r.evaluations, "validation_loss") for r in runs}
+    lines = _smooth_lines(ax, runs, "loss", style, [values for _, values in validation.values()])
+    for name, points in validation.items():
+        look = style[name]
+        ax.plot(*points, linestyle="", marker=look.marker, markersize=5.5,
+                color=look.colour, markeredgecolor="white", markeredgewidth=0.8, zorder=4, clip_on=False)  # fmt: skip
+    _step_axis(ax, runs, 8)
+    ax.set_title("Loss", loc="left", fontsize=FONT + 1.5, color=INK)
+    _label_ends(ax, [(name, float(x[-1]), float(y[-1])) for name, (x, y) in lines.items()], style)
+
+
+def position_panel(ax: Axes, runs: Sequence[Run], style: Mapping[str, Style]) -> None:
+    """The last evaluation's loss over the position in the context, each stretch of it drawn at its end."""
+    places: set[int] = set()
+    for r in runs:
+        points = _by_position(r)
+        look = style[r.name]
+        ax.plot(list(points), list(points.values()), color=look.colour, linestyle=look.dash, marker=look.marker,
+                markersize=3.5, linewidth=1.4)  # fmt: skip
+        places |= set(points)
+    ax.set_xscale("log", base=2)
+    first, last = int(np.floor(np.log2(min(places)))), int(np.ceil(np.log2(max(places))))
+    every = -(-(last - first + 1) // TICKS)
+    ticks = [2**i for i in range(last, first - 1, -every)]
+    ax.set_xticks(ticks, [_count(tick) for tick in ticks])
+    ax.minorticks_off()
+    ax.set_xlim(2 ** (first - 0.3), 2 ** (last + 0.3))
+    _few_ticks(ax)
+    _tidy(ax)
+    ax.set_xlabel("up to token", fontsize=FONT, color=INK)
+
+
+def norm_panel(ax: Axes, runs: Sequence[Run], style: Mapping[str, Style]) -> None:
+    """The norm of the gradient, before it was clipped."""
+    _smooth_lines(ax, runs, "grad_norm", style)
+    _step_axis(ax, runs)
+
+
+def rate_panel(ax: Axes, runs: Sequence[Run], style: Mapping[str, Style]) -> None:
+    """The learning rate."""
+    for r in runs:
+        look = style[r.name]
+        steps, values = series(r.steps, "lr")
+        ax.plot(steps, values, color=look.colour, linestyle=look.dash, linewidth=1.4, marker=_dot(steps))
+    ax.set_ylim(bottom=0)
+    _few_ticks(ax)
+    ax.yaxis.set_major_formatter(lambda x, _: _power(x))
+    _step_axis(ax, runs)
+
+
+def _memory_panel(name: str) -> Panel:
+    def panel(ax: Axes, runs: Sequence[Run], style: Mapping[str, Style]) -> None:
+        for r in runs:
+            if not r.memory:
+                continue
+            layers = [np.array([layer[name] for layer in record["memory"]]) for record in r.memory]
+            steps = [record["step"] for record in r.memory]
+            look, mean = style[r.name], [x.mean() for x in layers]
+            ax.fill_between(steps, [x.min() for x in layers], [x.max() for x in layers], color=look.colour,
+                            alpha=0.13, linewidth=0)  # fmt: skip
+            ax.plot(steps, mean, color=look.colour, linestyle=look.dash, linewidth=1.4, marker=_dot(steps))
+        ax.set_ylim(bottom=0)
+        _few_ticks(ax)
+        _step_axis(ax, runs)
+
+    return panel
+
+
+# What the panels share.
+
+
+def series(records: Sequence[Record], name: str) -> Points:
+    """Steps and values of a figure, where it is there and finite."""
+    points = [(r["step"], r[name]) for r in records if isinstance(r.get(name), int | float)]
+    steps, values = np.array(points, dtype=np.float64).reshape(-1, 2).T
+    finite = np.isfinite(values)
+    return steps[finite], values[finite]
+
+
+def smoothed(values: Floats) -> Floats:
+    """The mean of each value and its neighbours: fewer of them near the start, where a curve falls fast."""
+    n = len(values)
+    at = np.arange(n)
+    half = np.minimum(at // 6, n // SMOOTH)
+    low, high = at - half, np.minimum(at + half + 1, n)
+    sums = np.concatenate([[0.0], np.cumsum(values)])
+    mean: Floats = (sums[high] - sums[low]) / (high - low)
+    return mean
+
+
+def _smooth_lines(
+    ax: Axes, runs: Sequence[Run], name: str, style: Mapping[str, Style], also: Sequence[Floats] = ()
+) -> dict[str, Points]:
+    """Draw a noisy figure of every step, faint as it is and strong smoothed; the smoothed lines, by run.
+
+    also: values for which the axis must have room.
+    """
+    lines, seen = {}, [*also]
+    for r in runs:
+        steps, values = series(r.steps, name)
+        look, smooth = style[r.name], smoothed(values)
+        ax.plot(steps, values, color=look.colour, linewidth=0.6, alpha=0.28 / len(runs) ** 0.5, zorder=2)
+        ax.plot(steps, smooth, color=look.colour, linestyle=look.dash, linewidth=1.6, marker=_dot(steps), zorder=3)
+        if len(steps):
+            lines[r.name] = (steps, smooth)
+            seen += [smooth, np.percentile(values, (1, 99))]
+    _log_scale(ax, np.concatenate(seen or [np.empty(0)]))
+    return lines
+
+
+def _by_position(run: Run) -> dict[int, float]:
+    """Loss by the end of the stretch of positions, of the last evaluation."""
+    last: Record = run.evaluations[-1] if run.evaluations else {}
+    points = {int(key.rpartition("-")[2]) + 1: loss for key, loss in last.get("by_position", {}).items()}
+    return {end: points[end] for end in sorted(points) if np.isfinite(points[end])}
+
+
+def _log_scale(ax: Axes, shown: Floats) -> None:
+    """A logarithmic axis with plain numbers that holds what is shown; a rare step may lie outside."""
+    from matplotlib.ticker import LogLocator, MaxNLocator
+
+    positive = shown[shown > 0]
+    if not len(positive):
+        return
+    low, high = positive.min(), positive.max()
+    room = max((high / low) ** 0.06, 1.02)
+    ax.set_yscale("log", subs=[])
+    ax.set_ylim(low / room, high * room)
+    ax.minorticks_off()
+    subs = (1, 1.5, 2, 2.5, 3, 4, 5, 6, 8) if high < 6 * low else (1, 2, 3, 5) if high < 30 * low else (1,)
+    ax.yaxis.set_major_locator(
+        MaxNLocator(5, steps=[1, 2, 5, 10]) if high < 2 * low else LogLocator(subs=subs, numticks=10)
+    )
+    ax.yaxis.set_major_formatter("{x:g}")
+
+
+def _step_axis(ax: Axes, runs: Sequence[Run], ticks: int = 4) -> None:
+    from matplotlib.ticker import MaxNLocator
+
+    last = max(r.steps[-1]["step"] for r in runs)
+    ax.set_xlim(0, last)
+    ax.xaxis.set_major_locator(MaxNLocator(ticks, integer=True, steps=[1, 2, 2.5, 5, 10]))
+    ax.xaxis.set_major_formatter(lambda x, _: _count(x, 1000))
+    ax.set_xlabel("step", fontsize=FONT, color=INK)
+    _tidy(ax)
+
+
+def _few_ticks(ax: Axes) -> None:
+    from matplotlib.ticker import MaxNLocator
+
+    ax.yaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 5, 10]))
+
+
+def _power(x: float) -> str:
+    digits, power = f"{x:.1e}".split("e")
+    return f"{float(digits):g}e{int(power)}" if x else "0"
+
+
+def _count(x: float, thousand: int = 1024) -> str:
+    return f"{x:g}" if x < thousand else f"{x / thousand:g}k" if x < thousand**2 else f"{x / thousand**2:g}M"
+
+
+def _dot(steps: Sequence[float] | Floats) -> str:
+    """A marker where a single point makes no line."""
+    return "o" if len(steps) == 1 else ""

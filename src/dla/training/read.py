@@ -1,0 +1,82 @@
+"""Recipe files: TOML whose tables are the fields of ``Recipe``.
+
+extends = "base.toml"      # beside this file; what this one says counts more, table by table
+run = "out/dynamic"
+
+[model]
+preset = "mamba2-tiny"     # or load = "folder", or the model's own shape
+memory = "dynamic"
+block = "none"             # TOML has no null
+
+[data]
+train = "books"            # or ["books", "code"], or [[data.train]] tables with path, weight, …
+
+[optimizer]
+lr = 3e-3
+"""
+
+import tomllib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, get_type_hints
+
+from dla.training.check import check
+from dla.training.configure import model_config
+from dla.training.overrides import parse_overrides
+from dla.training.recipe import Recipe
+from dla.training.recipe_text import to_dict, write_recipe
+from dla.training.schema import EXTENDS, TOP, Tree, merge, typed_tree
+
+__all__ = ["read_recipe", "check", "model_config", "write_recipe", "to_dict"]
+
+
+def read_recipe(path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
+    """The recipe of a file and of those that it extends.
+
+    Args:
+        path: the file. Every mistake is refused in one line, with the file it is in.
+        overrides: options of the command line that count more: ["--optimizer.lr", "1e-3", "--run=out/x"].
+    """
+    tree = merge(_load(Path(path)), parse_overrides(overrides))
+    try:
+        return check(_build(tree))
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
+
+
+def _load(path: Path, above: tuple[Path, ...] = ()) -> Tree:
+    """What the file and those that it extends say. above: the files that led here."""
+    if path.resolve() in (other.resolve() for other in above):
+        circle = " -> ".join(str(other) for other in (*above, path))
+        raise ValueError(f"{path}: {EXTENDS} goes round in a circle: {circle}")
+    content = _toml(path, above)
+    try:
+        base = content.pop(EXTENDS, None)
+        if base is not None and not isinstance(base, str):
+            raise ValueError(f"{EXTENDS} must be a string, got {base!r}")
+        own = typed_tree(content)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
+    return own if base is None else merge(_load(path.parent / base, (*above, path)), own)
+
+
+def _toml(path: Path, above: tuple[Path, ...]) -> dict[str, Any]:
+    wanted_by = f", which {above[-1]} extends" if above else ""
+    try:
+        with path.open("rb") as file:
+            return tomllib.load(file)
+    except FileNotFoundError:
+        raise ValueError(f"there is no recipe file {path}{wanted_by}") from None
+    except OSError as error:
+        raise ValueError(f"the recipe file {path}{wanted_by} cannot be read: {error.strerror}") from error
+    except ValueError as error:
+        raise ValueError(f"{path} is not valid TOML: {error}") from error
+
+
+def _build(tree: Tree) -> Recipe:
+    """The recipe, with defaults for what no file says."""
+    types = get_type_hints(Recipe)
+    sections = {name: types[name](**value) for name, value in tree.items() if name not in TOP and name != "model"}
+    # "none" takes back what a file below said; one that says neither is the same
+    model = {key: x for key, x in tree.get("model", {}).items() if x is not None or key not in ("preset", "load")}
+    return Recipe(**{name: tree[name] for name in TOP if name in tree}, **sections, model=model)

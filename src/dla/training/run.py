@@ -1,0 +1,298 @@
+"""`dla train`: a recipe from its first step to its last, through interruptions."""
+
+import math
+import os
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import torch
+
+from dla.machine import ensure_half_precision, keep_freed_memory
+from dla.models import DLAConfig, DLAForCausalLM
+from dla.training.checkpoint import Checkpoints
+from dla.training.corpus import Corpus, feed_of, open_corpus
+from dla.training.distributed import World, join, leave
+from dla.training.evaluate import evaluate
+from dla.training.export import export
+from dla.training.feed import Micro, evaluation_batches, prefetched
+from dla.training.monitor import LOG, Monitor, read_lines
+from dla.training.read import model_config, read_recipe, write_recipe
+from dla.training.recipe import Recipe
+from dla.training.speed import forward_flops, peak_flops
+from dla.training.trainer import DivergedError, Outcome, Trainer
+from dla.training.watch_memory import memory_of
+
+VOLATILE = (
+    "gate_temperature",
+    "transformers_version",
+    "dtype",
+    "architectures",
+)  # of a configuration, no part of what it is
+
+
+def run(recipe: str | Path, overrides: Sequence[str] = ()) -> int:
+    """Train as a recipe file says, or go on with it; the exit code."""
+    try:
+        made = Run(read_recipe(recipe, overrides))
+    except (ValueError, OSError, ImportError) as error:
+        _complain(error)
+        return 2
+    try:
+        return made.train()
+    except DivergedError as error:
+        made.checkpoints.finish()
+        _complain(f"{error}; the last checkpoint is that of step {(made.checkpoints.steps() or [0])[-1]}")
+        return 1
+    finally:
+        leave(made.world)
+
+
+def _complain(error: object) -> None:
+    if int(os.environ.get("RANK", 0)) == 0:
+        print(f"dla train: {' '.join(str(error).split())}", file=sys.stderr)
+
+
+class Run:
+    """A recipe made ready: data, model and, if there is one, the newest checkpoint.
+
+    Raises:
+        ValueError: where something cannot be; nothing was trained then.
+    """
+
+    def __init__(self, recipe: Recipe) -> None:
+        self.recipe, self.folder = recipe, Path(recipe.run)
+        config = model_config(recipe)
+        self.identity = identity(recipe, config)
+        self.world = join(recipe.compute)
+        _prepare_machine(recipe, self.world)
+        self.corpus: Corpus = open_corpus(
+            recipe.data, config.vocab_size, main=self.world.main, wait=self.world.barrier, progress=self.world.main
+        )
+        self.feed = feed_of(self.corpus, recipe.data, recipe.batch, recipe.seed, self.world.rank, self.world.size)
+        self.checkpoints = Checkpoints(
+            self.folder / "checkpoints", self.world, keep=recipe.checkpoint.keep, note=self._early
+        )
+        self.step, self.position = 0, None
+        record = self.checkpoints.newest()
+        if record is not None:
+            compare(record["identity"], self.identity, self.folder)
+        self.trainer = self._make_trainer(config)
+        if record is not None:
+            self.checkpoints.load(record, self.trainer.model, self.trainer.optimizer)
+            self.step, self.position = record["step"], record["position"]
+            self._early(f"going on from the checkpoint of step {self.step}")
+        self.monitor = self._make_monitor(config)
+        self.checkpoints.note = self.monitor.note
+        self.evaluated = self._last_evaluation()
+        if self.world.main:
+            (self.folder / "recipe.toml").write_text(write_recipe(recipe))
+
+    def _early(self, text: str) -> None:
+        if self.world.main:
+            print(text, file=sys.stderr)
+
+    def _make_trainer(self, config: DLAConfig) -> Trainer:
+        recipe = self.recipe
+        torch.manual_seed(recipe.seed)
+        load = recipe.model.get("load")
+        model = DLAForCausalLM.from_pretrained(load) if load else DLAForCausalLM(config)
+        model = model.double() if recipe.compute.dtype == "float64" else model.float()
+        if recipe.compute.recompute:
+            model.gradient_checkpointing_enable({"use_reentrant": False})
+        self.world.shard(model, list(model.model.layers))
+        return Trainer(
+            model,
+            optimizer=recipe.optimizer,
+            schedule=recipe.schedule,
+            gate=recipe.gate,
+            bfloat16=recipe.compute.dtype == "bfloat16",
+            world=self.world,
+        )
+
+    def _make_monitor(self, config: DLAConfig) -> Monitor:
+        recipe = self.recipe
+        dtype: torch.dtype = getattr(torch, recipe.compute.dtype)
+        return Monitor(
+            self.folder,
+            steps=recipe.schedule.steps,
+            start=self.step,
+            every=recipe.log.every,
+            tensorboard=recipe.log.tensorboard,
+            tokens_per_step=recipe.batch.sequences * recipe.data.length,
+            flops_per_token=forward_flops(config, recipe.data.length),
+            peak_flops=peak_flops(self.world.device, dtype, self.world.size) if self.world.main else None,
+            speaks=self.world.main,
+        )
+
+    def _last_evaluation(self) -> int:
+        """The step of it, by the log; 0 without any. Every rank gets the same."""
+        lines = read_lines(self.folder / LOG) if self.world.main else []
+        steps = [line["step"] for line in lines if line is not None and line["kind"] == "evaluation"]
+        last: int = self.world.gather(max(steps, default=0))[0]
+        return last
+
+    def train(self) -> int:
+        """To the last step, or until a signal; the exit code."""
+        batches = prefetched(self.feed.batches(self.position))
+        with Signals() as asked, self.monitor:
+            stop = ""
+            if _due(self.step, self.recipe.evaluation.every) and 0 < self.step < self.recipe.schedule.steps:
+                self._evaluate()  # unless a signal came before it
+            while self.step < self.recipe.schedule.steps and not stop:
+                began = time.perf_counter()
+                micros, position = next(batches)
+                waited = time.perf_counter() - began
+                error = self.checkpoints.news()
+                broken = error is not None and self.recipe.checkpoint.on_error == "stop"
+                outcome = self.trainer.step(self.step, micros, (asked.signal is not None, broken))
+                self.step, self.position = self.step + 1, position
+                self._tell(outcome, time.perf_counter() - began, waited)
+                stop = "a signal" if outcome.signals[0] else "a checkpoint that failed" if outcome.signals[1] else ""
+                if not stop:
+                    self._between(micros)
+            batches.close()
+            return self._stopped(stop) if stop else self._finished()
+
+    def _tell(self, outcome: Outcome, seconds: float, waited: float) -> None:
+        record = {name: value for name, value in asdict(outcome).items() if name != "signals"}
+        self.monitor.step({"step": self.step, **record, "seconds": seconds, "waited": waited})
+        if outcome.skipped:
+            self.monitor.note(
+                f"step {self.step} skipped: loss {outcome.loss}, norm of the gradient {outcome.grad_norm}"
+            )
+
+    def _between(self, micros: list[Micro]) -> None:
+        """What is due after a step that is not the last."""
+        recipe = self.recipe
+        if _due(self.step, recipe.log.memory_every):
+            self._watch(micros[0])
+        if self.step == recipe.schedule.steps:
+            return
+        if _due(self.step, recipe.evaluation.every):
+            self._evaluate()
+        if _due(self.step, recipe.checkpoint.every):
+            self._save()
+
+    def _watch(self, micro: Micro) -> None:
+        layers = memory_of(self.trainer.model, micro)
+        if layers:
+            self.monitor.memory({"step": self.step, "memory": layers})
+            live = [layer["live_states"] for layer in layers]
+            self.monitor.flops_per_token = forward_flops(self.trainer.model.config, self.recipe.data.length, live)
+
+    def _evaluate(self) -> None:
+        """Of this step, unless it was done before an interruption."""
+        data, batch = self.recipe.data, self.recipe.batch
+        if not self.corpus.validation or self.evaluated == self.step:
+            return
+        self.evaluated = self.step
+        micros = evaluation_batches(
+            self.corpus.validation,
+            length=data.length,
+            documents=data.documents,
+            sequences=self.recipe.evaluation.sequences,
+            micro=batch.micro or max(1, batch.sequences // self.world.size),
+            rank=self.world.rank,
+            world=self.world.size,
+        )
+        self.monitor.evaluation({"step": self.step, **evaluate(self.trainer, micros)})
+
+    def _save(self, wait: bool = False) -> None:
+        record = {"position": self.position, "identity": self.identity}
+        self.checkpoints.save(self.step, self.trainer.model, self.trainer.optimizer, record, wait)
+
+    def _save_now(self) -> bool:
+        """Whether there is a checkpoint of this step, written or from before."""
+        self.checkpoints.finish()
+        self.world.barrier()  # every rank is to see the same folder
+        if self.step not in self.checkpoints.steps():
+            self._save(wait=True)
+        self.checkpoints.finish()
+        self.world.barrier()
+        return self.step in self.checkpoints.steps()
+
+    def _stopped(self, why: str) -> int:
+        saved = self._save_now()
+        self.monitor.note(f"stopped by {why} after step {self.step}; the same command goes on from there")
+        return 0 if saved and why == "a signal" else 1
+
+    def _finished(self) -> int:
+        self._evaluate()
+        saved = self._save_now()
+        if saved and self.recipe.checkpoint.export and self.world.main:
+            self.monitor.note(f"model saved to {export(self.folder)}")
+        self.world.barrier()
+        return 0 if saved else 1
+
+
+class Signals:
+    """Notes SIGTERM and SIGINT instead of dying of them; a second one is obeyed at once."""
+
+    def __enter__(self) -> "Signals":
+        self.signal: int | None = None
+        self._before = {number: signal.signal(number, self._hear) for number in (signal.SIGTERM, signal.SIGINT)}
+        return self
+
+    def _hear(self, number: int, frame: FrameType | None) -> None:
+        if self.signal is not None:
+            raise KeyboardInterrupt
+        self.signal = number
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+
+def identity(recipe: Recipe, config: DLAConfig) -> dict[str, Any]:
+    """What must not change between a checkpoint and the run that goes on from it."""
+    data = {name: value for name, value in asdict(recipe.data).items() if name != "cache"}
+    model = {name: value for name, value in config.to_dict().items() if name not in VOLATILE}
+    return {
+        "model": _plain(model),
+        "data": _plain(data),
+        "batch.sequences": recipe.batch.sequences,
+        "seed": recipe.seed,
+    }
+
+
+def compare(there: dict[str, Any], here: dict[str, Any], folder: Path) -> None:
+    """Refuse a checkpoint of something else."""
+    for name, wanted in here.items():
+        found = there.get(name)
+        if found == wanted:
+            continue
+        if isinstance(wanted, dict) and isinstance(found, dict):
+            key = next(k for k in {**wanted, **found} if wanted.get(k) != found.get(k))
+            name, wanted, found = f"{name}.{key}", wanted.get(key), found.get(key)
+        raise ValueError(
+            f"{folder} holds checkpoints with {name}={found!r}, and this recipe has {wanted!r}; "
+            "choose another run folder"
+        )
+
+
+def _plain(value: Any) -> Any:
+    """As JSON gives it back."""
+    if isinstance(value, dict):
+        return {str(name): _plain(x) for name, x in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(x) for x in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _due(step: int, every: int) -> bool:
+    return every > 0 and step % every == 0
+
+
+def _prepare_machine(recipe: Recipe, world: World) -> None:
+    if recipe.compute.threads:
+        torch.set_num_threads(recipe.compute.threads)
+    if world.device.type == "cpu":
+        keep_freed_memory()
+        if recipe.compute.dtype == "bfloat16":
+            ensure_half_precision(torch.bfloat16)

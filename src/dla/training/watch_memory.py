@@ -1,0 +1,67 @@
+"""What the dynamic memories of a model in training do."""
+
+from dataclasses import replace
+from itertools import accumulate, pairwise
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from dla.bench.streams import describe
+from dla.inspect.observe import live_states, observe
+from dla.models.causal_lm import DLAForCausalLM
+from dla.ops import Segmentation
+
+
+class Tokens(Protocol):
+    """The part of a micro-batch that is looked at."""
+
+    @property
+    def ids(self) -> Tensor: ...  # [B, T]
+
+    @property
+    def positions(self) -> Tensor | None: ...  # [B, T]; a document begins where they are 0
+
+
+@torch.no_grad()
+def memory_of(model: DLAForCausalLM, micro: Tokens) -> list[dict[str, float]]:
+    """What each dynamic layer did with the first row of a micro-batch, with the hard gate.
+
+    layer: its index. boundary_rate, merges: for each token. live_states: the mean over tokens and heads. W: as
+    `dla.bench.streams.describe`. With sharded weights every rank must call this, for all of them gather the weights.
+    """
+    config = model.config
+    layers = [i for i, (_, memory) in enumerate(config.kinds()) if memory == "dynamic"]
+    if not layers:
+        return []
+    trains = model.training
+    model.eval()
+    try:
+        with observe(model) as seen:
+            positions = None if micro.positions is None else micro.positions[:1]
+            model(micro.ids[:1].to(model.device), position_ids=positions, use_cache=False, logits_to_keep=1)
+    finally:
+        model.train(trains)
+    return [{"layer": i, **_figures(s.to("cpu"), config.head_k_dim, config.head_v_dim)}
+            for i, s in zip(layers, seen, strict=True)]  # fmt: skip
+
+
+def _figures(segmentation: Segmentation, dk: int, dv: int) -> dict[str, float]:
+    described = describe(segmentation, dk, dv)
+    return {
+        "boundary_rate": described["boundary_rate"],
+        "live_states": torch.cat([live_states(part) for part in _documents(segmentation)], 1).double().mean().item(),
+        "W": described["W"],
+        "merges": (segmentation.merged >= 0).double().mean().item(),
+    }
+
+
+def _documents(segmentation: Segmentation) -> list[Segmentation]:
+    """The packed sequences one by one: states are counted from each one's start."""
+    if segmentation.lengths is None:
+        return [segmentation]
+    ends = [0, *accumulate(segmentation.lengths)]
+    return [
+        replace(segmentation, boundary=segmentation.boundary[:, a:b], merged=segmentation.merged[:, a:b], lengths=None)
+        for a, b in pairwise(ends)
+    ]
