@@ -26,6 +26,8 @@ def build_parser() -> argparse.ArgumentParser:
     _lab_options(commands.add_parser("lab", help="small experiments: run grids of them, report on them"))
     _train_options(commands.add_parser("train", help="train a model as a recipe says, and go on after an interruption"))
     _data_options(commands.add_parser("data", help="text to tokens on disk"))
+    _eval_options(commands.add_parser("eval", help="a model on the paper's datasets; tables and comparisons"))
+    _reproduce_options(commands.add_parser("reproduce", help="the paper's tables, from the training on"))
     _inspect_options(commands.add_parser("inspect", help="what a memory did"))
     _info_options(commands.add_parser("info", help="what a model costs: parameters, memory and FLOPs"))
     _generate_options(commands.add_parser("generate", help="text from a model, as it comes"))
@@ -149,6 +151,81 @@ def _data_check(args: argparse.Namespace) -> int:
     return check(args.folder, as_json=args.json)
 
 
+def _eval_options(parser: argparse.ArgumentParser) -> None:
+    parser.usage = "dla eval MODEL --suite SUITE [options] | dla eval table FILE ... | dla eval compare A.json B.json"
+    parser.add_argument("what", nargs="+", metavar="MODEL", help='a saved model or a preset; or "table" or "compare"')
+    asked = parser.add_argument_group("what is asked")
+    suites = ["commonsense", "retrieval", "ruler", "longbench", "all"]
+    asked.add_argument("--suite", nargs="+", choices=suites, default=[], help="which datasets")
+    asked.add_argument("--task", nargs="+", default=[], metavar="NAME", help="single ones, such as hellaswag")
+    asked.add_argument("--limit", type=int, metavar="N", help="only the first rows of each")
+    asked.add_argument("--data", type=Path, metavar="DIR", help="a folder with the datasets ($DLA_DATA, else the hub)")
+    asked.add_argument("--lengths", type=int, nargs="+", default=[4096, 8192, 16384], metavar="T", help="of RULER")
+    asked.add_argument("--samples", type=int, default=500, metavar="N", help="of each RULER task (%(default)s)")
+    asked.add_argument("--haystack", default="auto", help="of RULER: a file or folder of text, or stdlib")
+    asked.add_argument("--context-tokens", type=int, default=2048, metavar="T", help="of retrieval (%(default)s)")
+    asked.add_argument("--seed", type=int, default=0, help="of RULER's texts (%(default)s)")
+    how = parser.add_argument_group("how the model runs")
+    how.add_argument("--max-length", type=int, metavar="T", help="longer prompts lose their beginning (the model's)")
+    how.add_argument("--tokenizer", metavar="NAME", help="a folder or a name of the Hugging Face hub (the model's)")
+    how.add_argument("--dtype", default="float32", choices=["float32", "bfloat16", "float16"], help="(%(default)s)")
+    how.add_argument("--device", help="such as cpu or cuda (default: the GPU if there is one)")
+    how.add_argument("--batch-tokens", type=int, default=8192, metavar="N", help="read at a time (%(default)s)")
+    shown = parser.add_argument_group("what is shown")
+    shown.add_argument("--label", help="the model's row (its folder's name)")
+    shown.add_argument("--paper", action="store_true", help="with the paper's own rows")
+    shown.add_argument("--layout", nargs="+", metavar="NAME", help="of tables (those that have results)")
+    shown.add_argument("--baseline", metavar="LABEL", help="of tables: gains over this row")
+    formats = ["text", "markdown", "latex", "csv", "json"]
+    shown.add_argument("--format", nargs="+", default=["text"], choices=formats, help="of tables (text)")
+    shown.add_argument("--out", type=Path, metavar="PATH", help="where the results or tables go")
+    shown.add_argument("--json", action="store_true", help="print JSON instead of tables")
+    parser.set_defaults(run=lambda args: _eval(args, parser))
+
+
+def _eval(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
+    first, *rest = args.what
+    if first == "compare":
+        from dla.evaluation.compare import run as compare
+
+        return compare([Path(path) for path in rest], out=args.out, as_json=args.json)
+    if first == "table":
+        from dla.evaluation.show import run as show
+
+        options = {"layouts": args.layout, "formats": args.format, "paper": args.paper, "baseline": args.baseline}
+        return show([Path(path) for path in rest], **options, out=args.out, as_json=args.json)
+    if rest:
+        parser.error("give one model; `dla eval table` shows several evaluations side by side")
+    from dla.evaluation.run import run
+
+    kept = ("data", "limit", "lengths", "samples", "haystack", "context_tokens", "seed", "max_length", "tokenizer")
+    kept += ("dtype", "device", "batch_tokens", "label", "paper", "out")
+    options = {name: getattr(args, name) for name in kept}
+    return run(first, suites=args.suite, tasks=args.task, **options, as_json=args.json)
+
+
+def _reproduce_options(parser: argparse.ArgumentParser) -> None:
+    tables = ["table1", "table2", "table3", "table4", "ablation", "budget", "efficiency"]
+    parser.add_argument("table", choices=tables, help="which table or figure of the paper")
+    parser.add_argument("--scale", choices=["paper", "tiny"], default="tiny", help="(%(default)s: minutes on a CPU)")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="models and tables go there (out/reproduce/SCALE)")
+    parser.add_argument("--recipes", type=Path, metavar="DIR", help="the recipes' folder (recipes)")
+    parser.add_argument("--data", type=Path, metavar="DIR", help="a folder with the datasets ($DLA_DATA, else the hub)")
+    parser.add_argument("--limit", type=int, metavar="N", help="only the first rows of each dataset (tiny: 20)")
+    parser.set_defaults(run=_reproduce)
+
+
+def _reproduce(args: argparse.Namespace) -> int:
+    if args.table == "efficiency":
+        from dla.bench.efficiency import run as efficiency
+
+        return efficiency(scale=args.scale, out=args.out)
+    from dla.evaluation.reproduce import run
+
+    options = {name: getattr(args, name) for name in ("scale", "out", "recipes", "data", "limit")}
+    return run(args.table, **options)
+
+
 def _inspect_options(parser: argparse.ArgumentParser) -> None:
     kinds = parser.add_subparsers(title="inspect", metavar="WHAT", required=True)
     stream = kinds.add_parser("stream", help="what each merge rule keeps of a synthetic stream, with a picture")
@@ -209,7 +286,17 @@ def _bench_model_options(benches: Any) -> None:
     loop.set_defaults(run=_bench_loop)
     trigram = benches.add_parser("trigram", help="a trigram model's loss on a training recipe's data, to compare with")
     trigram.set_defaults(run=_bench_trigram)
-    for parser in (models, decoding, step, loop, trigram):
+    context = benches.add_parser("context", help="what a longer context is worth: the same tokens after short and long")
+    context.add_argument("model", metavar="MODEL", help="the folder of a saved model")
+    context.add_argument("source", metavar="SOURCE", help="text, as in a recipe's data.validation")
+    contexts = [128, 256, 512, 1024, 1920]
+    context.add_argument("--contexts", type=int, nargs="+", default=contexts, metavar="T", help="(%(default)s)")
+    context.add_argument("--tokens", type=int, default=128, metavar="N", help="that are predicted (%(default)s)")
+    context.add_argument("--places", type=int, default=256, metavar="N", help="at most (%(default)s)")
+    context.add_argument("--field", default="text", help="the column or key of the text (%(default)s)")
+    context.add_argument("--tokenizer", help="(the model's)")
+    context.set_defaults(run=_bench_context)
+    for parser in (models, decoding, step, loop, trigram, context):
         parser.add_argument("--out", type=Path, metavar="FILE", help="write the figures as JSON there")
         parser.add_argument("--json", action="store_true", help="print them as JSON instead of a table")
     trigram.add_argument("recipe", type=Path, metavar="RECIPE", help="the recipe")
@@ -219,7 +306,19 @@ def _bench_model_options(benches: Any) -> None:
 def _bench_loop(args: argparse.Namespace) -> int:
     from dla.bench.training_loop import run
 
-    return run(**{name: value for name, value in vars(args).items() if name not in ("run", "json")}, as_json=args.json)
+    return run(**_options(args))
+
+
+def _bench_context(args: argparse.Namespace) -> int:
+    from dla.bench.context import run
+
+    return run(**_options(args))
+
+
+def _options(args: argparse.Namespace) -> dict[str, Any]:
+    """The options of a command by their names."""
+    options = {name: value for name, value in vars(args).items() if name not in ("run", "json")}
+    return {**options, "as_json": args.json}
 
 
 def _bench_trigram(args: argparse.Namespace) -> int:

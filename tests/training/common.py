@@ -135,8 +135,9 @@ def trained(recipe: Path, run: Path, *options: object) -> list[float]:
 
 def command(recipe: Path, run: Path, *options: object, ranks: Sequence[str] = ()) -> list[str]:
     """The command line of a run; ``ranks``: options of torchrun, for more than one process."""
-    launcher = ["-m", "torch.distributed.run", *ranks] if ranks else []
-    return [sys.executable, *launcher, "-m", "dla.cli", "train", str(recipe), "--run", str(run), *map(str, options)]
+    # Without "--", torchrun takes --run for one of its own options.
+    launcher = ["-m", "torch.distributed.run", *ranks, "-m", "--"] if ranks else ["-m"]
+    return [sys.executable, *launcher, "dla.cli", "train", str(recipe), "--run", str(run), *map(str, options)]
 
 
 def several(runs: Sequence[list[str]], ranks: Sequence[str]) -> subprocess.CompletedProcess[str]:

@@ -2,6 +2,7 @@
 
 import os
 import signal
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from tests.training.common import (
     log,
     losses,
     norms,
+    rewind,
     saved_steps,
     several,
     started,
@@ -131,16 +133,16 @@ def test_two_machines(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_float32_over_fifty_steps(tmp_path: Path, record_property: pytest.RecordProperty) -> None:
-    """Rounding differs between one rank and two. A dynamic memory may cut elsewhere because of it, and then differs."""
+def test_float32_over_fifty_steps(tmp_path: Path, record_property: Callable[[str, object], None]) -> None:
+    """Rounding differs between one rank and two. High learning rates magnify it; a dynamic memory cuts elsewhere."""
     more = {"schedule": {"steps": 50, "warmup": 5}, "checkpoint": {"every": 0}}
-    recipes = {m: write_settings(tmp_path, m, f"{m}.toml", **more) for m in ("single", "softmax", "dynamic")}
+    rates = {"single": 1e-3, "softmax": 1e-3, "dynamic": 1e-2}
+    recipes = {m: write_settings(tmp_path, m, f"{m}.toml", optimizer={"lr": lr}, **more) for m, lr in rates.items()}
     done = several([command(recipe, tmp_path / f"two-{m}") for m, recipe in recipes.items()], two_ranks())
     assert done.returncode == 0, done.stderr
     for model, recipe in recipes.items():
         one, two = trained(recipe, tmp_path / f"one-{model}"), losses(tmp_path / f"two-{model}")
-        assert len(one) == 50
-        steps = 5 if model == "dynamic" else 50
-        assert furthest(two[:steps], one[:steps]) < 1e-4
         record_property(f"largest deviation of {model}", furthest(two, one))
-        print(f"largest deviation of {model}: {furthest(two, one):.2e}")
+        print(f"{model}: largest deviation {furthest(two, one):.2e}, in five steps {furthest(two[:5], one[:5]):.2e}")
+        steps = 5 if model == "dynamic" else 50
+        assert len(one) == 50 and furthest(two[:steps], one[:steps]) < 1e-4

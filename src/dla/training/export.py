@@ -4,6 +4,7 @@ import sys
 from pathlib import Path
 
 import torch
+from transformers.utils.logging import disable_progress_bar
 
 from dla.models import DLAConfig, DLAForCausalLM
 from dla.training.checkpoint import CorruptError, check, load_weights, name
@@ -29,6 +30,7 @@ def export(run: Path, out: Path | None = None, step: int | None = None) -> Path:
     model.tie_weights()
     load_weights(folder, model)
     out = out or run / "model"
+    disable_progress_bar()
     model.save_pretrained(out)
     tokenizer = find_tokenizer(recipe.data.tokenizer, config.vocab_size)
     if hasattr(tokenizer, "save_pretrained"):

@@ -1,0 +1,1 @@
+"""Evaluation: the paper's datasets through lm-evaluation-harness."""

@@ -1,0 +1,173 @@
+"""`dla reproduce`: the paper's tables from the training on, at the paper's scale or a tiny one."""
+
+import re
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from dla.evaluation import run as evaluation
+from dla.evaluation.results import Evaluation, read
+from dla.evaluation.tables import make_table
+from dla.names import check_known
+
+SCALES = ("paper", "tiny")
+FORMATS = {"markdown": "md", "latex": "tex", "csv": "csv", "json": "json"}
+TINY = "Tiny models, trained for minutes on a CPU: this shows that the pipeline runs, and nothing about the paper."
+
+
+@dataclass(frozen=True)
+class Row:
+    """A model of a table. memory: single, log_linear, dynamic or routed; options: of its configuration."""
+
+    label: str
+    backbone: str
+    memory: str = "single"
+    options: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        """Of its folder: the same model in two tables is trained once."""
+        more = "".join(f"-{name}-{value}" for name, value in self.options.items())
+        return re.sub(r"[^\w.-]", "_", f"{self.backbone}-{self.memory}{more}")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A table: its rows, and what they are evaluated on."""
+
+    layout: str
+    rows: tuple[Row, ...]
+    suites: tuple[str, ...] = ()
+    tasks: tuple[str, ...] = ()
+
+
+MODELS = (
+    Row("Transformer", "transformer"),
+    Row("Mamba-2", "mamba2"),
+    Row("Mamba-2 + Log-Linear", "mamba2", "log_linear"),
+    Row("Mamba-2 + DLA", "mamba2", "dynamic"),
+    Row("GDN", "gdn"),
+    Row("GDN + Log-Linear", "gdn", "log_linear"),
+    Row("GDN + DLA", "gdn", "dynamic"),
+)
+ABLATION_TASKS = ("lambada", "piqa", "hellaswag", "winogrande")
+
+
+def _ablation() -> tuple[Row, ...]:
+    """The memory without a capacity is the paper's DLA(I)."""
+    found: list[Row] = []
+    for single, log_linear, dynamic in (MODELS[1:4], MODELS[4:7]):
+        alone = Row(f"{single.label} + DLA (I)", single.backbone, "dynamic", {"capacity": "none"})
+        found += [single, log_linear, alone, dynamic]
+    return tuple(found)
+
+
+def _budget() -> tuple[Row, ...]:
+    """K = 30 and tau = 0.6 are the paper's model itself."""
+    label = MODELS[3].label
+    rows = [Row(f"{label}, K={k}", "mamba2", "dynamic", {"capacity": k} if k != 30 else {}) for k in (20, 30, 40)]
+    return (*rows, *(Row(f"{label}, τ={tau}", "mamba2", "dynamic", {"tau": tau}) for tau in (0.5, 0.7)))
+
+
+PLANS = {
+    "table1": Plan("commonsense", MODELS, suites=("commonsense",)),
+    "table2": Plan("retrieval", MODELS[1:], suites=("retrieval",)),
+    "table3": Plan("ruler", MODELS, suites=("ruler",)),
+    "table4": Plan("longbench", MODELS, suites=("longbench",)),
+    "ablation": Plan("ablation", _ablation(), suites=("ruler",), tasks=ABLATION_TASKS),
+    "budget": Plan("budget", _budget(), suites=("ruler",), tasks=ABLATION_TASKS),
+}
+PRESETS = {"mamba2": "mamba2-780m", "gdn": "gdn-1.3b", "transformer": "transformer-778m"}
+
+# What makes the models and tests of the CPU recipes tiny. Keys of a Mamba-2 layer are as long as the other backbone's.
+TINY_TRAINING = ("--data.length", "1024", "--schedule.steps", "150", "--schedule.warmup", "15")
+TINY_TRAINING += ("--evaluation.every", "0", "--evaluation.sequences", "16", "--checkpoint.every", "0")
+TINY_SHAPE = {"mamba2": ("--model.backbone", "mamba2", "--model.num_heads", "4", "--model.num_key_heads", "1")}
+TINY_EVALUATION: dict[str, Any] = {"limit": 20, "lengths": (1024,), "max_length": 4096, "context_tokens": 1024}
+
+
+def run(
+    table: str,
+    *,
+    scale: str = "tiny",
+    out: Path | None = None,
+    recipes: Path | None = None,
+    data: Path | None = None,
+    limit: int | None = None,
+    paper: bool = True,
+) -> int:
+    """Train what is missing, evaluate, and write the table; the exit code.
+
+    Models go to OUT/models, each with its evaluation; a model that is there is taken as it is.
+    """
+    out = out or Path("out/reproduce") / scale
+    try:
+        check_known("table", [table], PLANS)
+        check_known("scale", [scale], SCALES)
+        folder = recipes or find_recipes()
+        made = [evaluated(row, PLANS[table], scale, folder, out, data, limit) for row in PLANS[table].rows]
+    except (ValueError, RuntimeError) as error:
+        print(f"dla reproduce: {error}", file=sys.stderr)
+        return 2
+    # Numbers of tiny models beside the paper's would be read as a comparison.
+    shown = make_table(made, PLANS[table].layout, paper_rows=paper and scale == "paper")
+    note = TINY if scale == "tiny" else ""
+    for form, suffix in FORMATS.items():
+        text = getattr(shown, form)()
+        (out / f"{table}.{suffix}").write_text(text if form != "markdown" else f"{note}\n\n{text}".lstrip())
+    print("\n".join(filter(None, [note, shown.text(), f"tables in {out}/{table}.*"])))
+    return 0
+
+
+def evaluated(
+    row: Row, plan: Plan, scale: str, recipes: Path, out: Path, data: Path | None, limit: int | None
+) -> Evaluation:
+    """A row's model, trained if it is not there, on the tasks of the plan."""
+    folder = out / "models" / row.name
+    if not (folder / "model" / "config.json").exists():
+        print(f"training {row.label}", file=sys.stderr)
+        _train(training(row, scale, recipes, folder))
+    file = folder / "evaluation.json"
+    options: dict[str, Any] = dict(TINY_EVALUATION) if scale == "tiny" else {}
+    options["limit"] = limit or options.get("limit")
+    if plan.layout in ("ablation", "budget") and scale == "paper":
+        options["lengths"] = (4096,)
+    print(f"evaluating {row.label}", file=sys.stderr)
+    code = evaluation.run(
+        str(folder / "model"), suites=plan.suites, tasks=plan.tasks, data=data, out=file, label=row.label,
+        tables=False, **options,
+    )  # fmt: skip
+    if code:
+        raise RuntimeError(f"the evaluation of {row.label} ended with exit code {code}")
+    found = read(file)
+    return Evaluation(found.model, row.label, found.tasks, found.settings, found.versions)
+
+
+def training(row: Row, scale: str, recipes: Path, folder: Path) -> tuple[Path, list[str]]:
+    """The recipe of a row's model and what the command line changes."""
+    options = [part for name, value in row.options.items() for part in (f"--model.{name}", str(value))]
+    options += ["--run", str(folder)]
+    if scale == "paper":
+        name = PRESETS[row.backbone] + ("" if row.backbone == "transformer" else f"-{row.memory}")
+        return recipes / "paper" / f"{name}.toml", options
+    name = "transformer" if row.backbone == "transformer" else row.memory
+    shape = [*TINY_SHAPE.get(row.backbone, ()), *(("--model.capacity", "30") if row.memory == "dynamic" else ())]
+    return recipes / "cpu" / f"{name}.toml", [*TINY_TRAINING, *shape, *options]
+
+
+def _train(recipe: tuple[Path, Sequence[str]]) -> None:
+    from dla.training.run import run as train
+
+    code = train(*recipe)
+    if code:
+        raise RuntimeError(f"the training of {recipe[0]} ended with exit code {code}")
+
+
+def find_recipes() -> Path:
+    """The recipes' folder: here, or beside the package's sources."""
+    for folder in (Path("recipes"), Path(__file__).parents[3] / "recipes"):
+        if (folder / "paper").is_dir():
+            return folder
+    raise ValueError("there is no folder recipes here; give it by --recipes")

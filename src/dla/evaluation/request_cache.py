@@ -1,0 +1,94 @@
+"""Finished requests in a file, so that an interrupted evaluation goes on where it was."""
+
+import hashlib
+import json
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+from typing import IO, Any
+
+import torch
+from torch import nn
+
+from dla.text import ByteTokenizer
+
+# what differs between equal models
+PASSING = ("_name_or_path", "transformers_version", "architectures", "dtype", "torch_dtype", "use_cache")
+
+logger = logging.getLogger(__name__)
+
+
+class RequestCache:
+    """Results by key, one JSON line each, appended as they come. A line cut short by a crash is dropped."""
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        if self.path.is_dir():
+            raise ValueError(f"cache must be a file, got a folder: {self.path}")
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self._found: dict[str, Any] = {}
+        self._file: IO[str] | None = None
+        if self.path.is_file():
+            self._load()
+
+    def _load(self) -> None:
+        damaged, end = 0, 0
+        with self.path.open("rb") as file:
+            for line in file:
+                if not line.endswith(b"\n"):
+                    break
+                end += len(line)
+                try:
+                    key, value = json.loads(line)
+                    self._found[str(key)] = value
+                except (ValueError, TypeError):
+                    damaged += 1
+        if end < self.path.stat().st_size:  # what follows must begin a line of its own
+            with self.path.open("r+b") as file:
+                file.truncate(end)
+        if damaged:
+            logger.warning("%s: %d damaged lines are left out", self.path, damaged)
+
+    def get(self, key: str) -> Any:
+        """The result, or None."""
+        return self._found.get(key)
+
+    def add(self, key: str, value: Any) -> None:
+        """Keep a result, here and in the file."""
+        self._found[key] = value
+        if self._file is None:
+            self._file = self.path.open("a", buffering=1, encoding="utf-8")
+        self._file.write(json.dumps([key, value]) + "\n")
+
+    def __len__(self) -> int:
+        return len(self._found)
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+
+def request_key(fingerprint: str, kind: str, tokens: Sequence[int], asked: Any) -> str:
+    """The key of a request: what was computed with, the kind, the tokens read, and what was asked about them."""
+    return hashlib.sha256(json.dumps([fingerprint, kind, list(tokens), asked], sort_keys=True).encode()).hexdigest()
+
+
+def model_fingerprint(model: nn.Module) -> str:
+    """Equal for models of the same configuration with the same weights in the same dtype, wherever they lie."""
+    config = {name: value for name, value in model.config.to_dict().items() if name not in PASSING}  # type: ignore[operator, union-attr]
+    digest = hashlib.sha256(json.dumps(config, sort_keys=True, default=str).encode())
+    for name, tensor in sorted(model.state_dict().items()):
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
+        flat = tensor.detach().cpu().contiguous().flatten()
+        digest.update(flat.view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
+def tokenizer_fingerprint(tokenizer: Any) -> str:
+    """Equal for tokenizers that make the same tokens and text."""
+    if isinstance(tokenizer, ByteTokenizer):
+        return "bytes"
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    about = json.dumps(sorted(tokenizer.get_vocab().items())) if backend is None else backend.to_str()
+    return hashlib.sha256(about.encode()).hexdigest()

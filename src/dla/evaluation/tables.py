@@ -1,0 +1,254 @@
+"""Evaluations side by side as the tables of the paper."""
+
+import math
+import statistics
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby
+
+from dla.evaluation.paper import LAYOUTS, PAPER_LENGTH, RULER, Column, PaperRow, columns
+from dla.evaluation.render import PAPER, Cell, Head, Line, Table
+from dla.evaluation.results import DECISIVE, Evaluation, TaskResult, task_settings
+from dla.names import check_known
+
+__all__ = ["make_table", "with_gains", "Cell", "Head", "Line", "Table"]
+
+
+def make_table(
+    evaluations: Sequence[Evaluation],
+    layout: str,
+    *,
+    paper_rows: bool = False,
+    baseline: str | None = None,
+    errors: bool = False,
+) -> Table:
+    """The evaluations as the rows of one of the paper's tables.
+
+    Args:
+        evaluations: in the order of the rows.
+        layout: commonsense, retrieval, ruler, longbench, ablation or budget.
+        paper_rows: the paper's own rows below, in the columns whose tasks are the official ones.
+        baseline: the label of the row against whose average those of the others are held.
+        errors: with standard errors; that of an average takes its tasks as independent.
+    """
+    check_known("layout", [layout], LAYOUTS)
+    places = columns(layout, _lengths(evaluations, paper_rows))
+    tasks = [_by_key(evaluation) for evaluation in evaluations]
+    names = _row_names(evaluations)
+    parts = list(dict.fromkeys(key for column in places for key in column.parts))
+    unofficial = {key for key in parts if any(key in found and not found[key].official for found in tasks)}
+    lines = [
+        Line(name, False, [_cell(column, found) for column in places]) for name, found in zip(names, tasks, strict=True)
+    ]
+    if paper_rows:
+        lines += [line for row in LAYOUTS[layout].rows if (line := _paper_line(row, places, unofficial))]
+    notes = _Notes(names, tasks, parts, {column.key: column.label for column in places} | _ruler_labels(parts))
+    mixed = {key for key in unofficial if len({found[key].official for found in tasks if _has_value(found, key)}) > 1}
+    lines = _with_best(lines, [not mixed.isdisjoint(column.parts) for column in places])
+    titles = [] if mixed else list(notes.titles(parts))
+    heads = [_head(column, unofficial, titles) for column in places]
+    title = _named(LAYOUTS[layout].title, titles)
+    footer = [
+        *notes.all(places, lines),
+        *notes.unofficial(unofficial, paper_rows),
+        *(notes.mixed(mixed) if mixed else ()),
+        *(_paper_notes(layout, places) if any(line.paper for line in lines) else ()),
+    ]
+    table = Table(layout, title, heads, lines, footer, errors)
+    return table if baseline is None else with_gains(table, baseline)
+
+
+def _by_key(evaluation: Evaluation) -> dict[str, TaskResult]:
+    """The tasks, each with all of its settings."""
+    return {task.key: replace(task, settings=task_settings(evaluation, task)) for task in evaluation.tasks}
+
+
+def _has_value(tasks: dict[str, TaskResult], key: str) -> bool:
+    return key in tasks and tasks[key].value is not None
+
+
+def _lengths(evaluations: Iterable[Evaluation], paper_rows: bool) -> list[str]:
+    """The lengths of RULER that someone ran, the shortest first."""
+    found = {task.group for one in evaluations for task in one.tasks if task.key.partition("@")[0] in RULER}
+    found = {length for length in found if length} | ({PAPER_LENGTH} if paper_rows or not found else set())
+    return sorted(found, key=lambda x: (not x.isdecimal(), int(x) if x.isdecimal() else 0, x))
+
+
+def _row_names(evaluations: Sequence[Evaluation]) -> list[str]:
+    """The labels; those that occur more than once with their model, and a number if need be."""
+    labels = [one.label or one.model for one in evaluations]
+    names: list[str] = []
+    for label, one in zip(labels, evaluations, strict=True):
+        name = label if labels.count(label) == 1 else f"{label} [{one.model}]"
+        again = sum(other == name or other.startswith(f"{name} #") for other in names)
+        names.append(f"{name} #{again + 1}" if again else name)
+    return names
+
+
+def _cell(column: Column, tasks: dict[str, TaskResult]) -> Cell:
+    found = [tasks[key] for key in column.parts if key in tasks]
+    values = [task.value for task in found if task.value is not None]
+    if len(values) < max(1, len(column.mean_of)):
+        return Cell()
+    stderrs = [task.stderr for task in found if task.stderr is not None]
+    stderr = math.hypot(*stderrs) / len(found) if len(stderrs) == len(found) else None
+    return Cell(statistics.fmean(values), stderr, sum(task.n for task in found))
+
+
+def _paper_line(row: PaperRow, places: Sequence[Column], unofficial: set[str]) -> Line | None:
+    """None if nothing of the row may stand here."""
+    cells = [Cell(row.value(column, without=unofficial)) for column in places]
+    return Line(row.label + PAPER, True, cells) if any(cell.value is not None for cell in cells) else None
+
+
+def _paper_notes(layout: str, places: Sequence[Column]) -> list[str]:
+    means = [column.key for column in places if column.mean_of]
+    given = all(key in row.values for row in LAYOUTS[layout].rows for key in means)
+    computed = "" if given else "; it gives no averages, these are computed from its numbers"
+    return [f"(paper): the paper's numbers, not measured here{computed}.", *LAYOUTS[layout].notes]
+
+
+def _with_best(lines: list[Line], incomparable: Sequence[bool]) -> list[Line]:
+    """With the highest of each column marked, as printed, so that equal digits are equally bold."""
+    marked = [list(line.cells) for line in lines]
+    for i, skip in enumerate(incomparable):
+        shown = [(round(cell.value, 1), j) for j, line in enumerate(lines) if (cell := line.cells[i]).value is not None]
+        if skip or len(shown) < 2:
+            continue
+        for value, j in shown:
+            if value == max(shown)[0]:
+                marked[j][i] = replace(marked[j][i], best=True)
+    return [replace(line, cells=cells) for line, cells in zip(lines, marked, strict=True)]
+
+
+def with_gains(table: Table, baseline: str) -> Table:
+    """With a column behind each average: by how many percent of the baseline's average the row's is above it."""
+    labels = [line.label for line in table.lines]
+    check_known("baseline", [baseline], labels)
+    base = table.lines[labels.index(baseline)]
+    heads: list[Head] = []
+    cells: list[list[Cell]] = [[] for _ in table.lines]
+    for i, head in enumerate(table.heads):
+        heads.append(head)
+        for line, row in zip(table.lines, cells, strict=True):
+            row.append(line.cells[i])
+        if head.kind == "average":
+            heads.append(Head("Gain", head.heading, "gain"))
+            for line, row in zip(table.lines, cells, strict=True):
+                row.append(Cell(None if line is base else _gain(line.cells[i].value, base.cells[i].value)))
+    lines = [replace(line, cells=row) for line, row in zip(table.lines, cells, strict=True)]
+    note = f"gain: of the average, in percent of that of {baseline}."
+    return replace(table, heads=heads, lines=lines, notes=[note, *table.notes])
+
+
+def _gain(value: float | None, base: float | None) -> float | None:
+    return 100 * (value - base) / base if value is not None and base else None
+
+
+# Headings and notes.
+
+
+def _ruler_labels(parts: Iterable[str]) -> dict[str, str]:
+    """For the tasks that are no column of their own, but part of one."""
+    return {key: RULER[name] for key in parts if (name := key.partition("@")[0]) in RULER}
+
+
+def _head(column: Column, unofficial: set[str], titles: Sequence[str]) -> Head:
+    mark = "" if unofficial.isdisjoint(column.parts) else "†"
+    kind = "average" if column.mean_of else "value"
+    return Head(_named(column.label, titles) + mark, _named(column.heading, titles), kind)
+
+
+def _named(text: str, titles: Sequence[str]) -> str:
+    """RULER-style in the place of RULER, if that is what it is."""
+    return text.replace("RULER", titles[0]) if len(titles) == 1 and "RULER" in titles[0] else text
+
+
+@dataclass(frozen=True)
+class _Notes:
+    """What a reader should know about the rows measured here."""
+
+    names: list[str]
+    tasks: list[dict[str, TaskResult]]
+    parts: list[str]  # keys
+    labels: dict[str, str]
+
+    def titles(self, keys: Iterable[str]) -> dict[str, list[str]]:
+        """What those of the tasks are that are not official, and which these are."""
+        found: dict[str, dict[str, None]] = {}
+        for key in keys:
+            for tasks in self.tasks:
+                if key in tasks and not tasks[key].official:
+                    found.setdefault(tasks[key].title, {})[key] = None
+        return {title: list(which) for title, which in found.items()}
+
+    def all(self, places: Sequence[Column], lines: Sequence[Line]) -> list[str]:
+        """Averages that are missing and why, then metrics and numbers of samples."""
+        notes = self._missing("not available", self._reason)
+        notes += self._missing("not run", lambda task: "not run" if task is None else "", with_reason=False)
+        for line, tasks in zip(lines, self.tasks, strict=False):  # the paper's lines come last
+            for column, cell in zip(places, line.cells, strict=True):
+                lost = [key for key in column.mean_of if not _has_value(tasks, key)]
+                if lost and cell.value is None and len(lost) < len(column.mean_of):
+                    what = "average" if column.label == "Avg." else column.label
+                    notes.append(f"no {what} for {line.label}: no value for {self._list(lost)}.")
+        for name in DECISIVE:
+            notes += self._figures(name, lambda task, name=name: str(task.settings.get(name)), always=False)  # type: ignore[misc]
+        notes += self._figures("metric", lambda task: task.metric)
+        return notes + self._figures("samples of a task", lambda task: str(task.n))
+
+    @staticmethod
+    def _reason(task: TaskResult | None) -> str:
+        return "" if task is None or task.value is not None else task.unavailable or "no reason is given"
+
+    def _missing(self, what: str, reason: Callable[[TaskResult | None], str], with_reason: bool = True) -> list[str]:
+        """A line for every task and reason, naming the rows unless it is all of them."""
+        notes: dict[str, list[str]] = {}
+        for key in self.parts:
+            found: dict[str, list[str]] = {}
+            for name, tasks in zip(self.names, self.tasks, strict=True):
+                if why := reason(tasks.get(key)):
+                    found.setdefault(why, []).append(name)
+            for why, names in found.items():
+                rows = "" if len(names) == len(self.names) else f" ({', '.join(names)})"
+                text = f": {' '.join(why.split())}{rows}" if with_reason else rows
+                notes.setdefault(text, []).append(key)
+        if with_reason:
+            return [f"{what}: {self._list([key])}{text}" for text, keys in notes.items() for key in keys]
+        return [f"{what}: {self._list(keys)}{text}" for text, keys in notes.items()]
+
+    def _figures(self, what: str, figure: Callable[[TaskResult], str], always: bool = True) -> list[str]:
+        """Tasks with the same figure together; with the rows where these differ, or nothing unless they do."""
+        found: dict[str, list[str]] = {}
+        for key in self.parts:
+            rows: dict[str, list[str]] = {}
+            for name, tasks in zip(self.names, self.tasks, strict=True):
+                if _has_value(tasks, key):
+                    rows.setdefault(figure(tasks[key]), []).append(name)
+            told = [text if len(rows) == 1 else f"{text} ({', '.join(names)})" for text, names in rows.items()]
+            if told and (always or len(told) > 1):
+                found.setdefault(", ".join(told), []).append(key)
+        if len(found) == 1:
+            return [f"{what}: {text}." for text in found]
+        texts = [f"{text}: {self._list(keys)}" for text, keys in found.items()]
+        return [f"{what}: {'; '.join(texts)}."] if texts else []
+
+    def unofficial(self, keys: set[str], paper_rows: bool) -> list[str]:
+        notes = []
+        for title, which in self.titles(key for key in self.parts if key in keys).items():
+            what = f" ({title})" if title else ""
+            notes.append(f"† not official{what}: {'all' if which == self.parts else self._list(which)}.")
+        if notes and paper_rows:
+            notes.append("† where a task is not the official one, the paper's numbers are left out.")
+        return notes
+
+    def mixed(self, keys: set[str]) -> list[str]:
+        others = [any(key in tasks and not tasks[key].official for key in keys) for tasks in self.tasks]
+        rows = ", ".join(name for name, other in zip(self.names, others, strict=True) if other)
+        return [f"official and other tasks in one column cannot be compared, so none is bold; others: {rows}."]
+
+    def _list(self, keys: Sequence[str]) -> str:
+        """LAMBADA, PIQA; or S-NIAH-1, MK-1 at 4096, S-NIAH-1 at 8192."""
+        groups = groupby(keys, key=lambda key: key.partition("@")[2])
+        named = [(", ".join(self.labels.get(key, key) for key in found), group) for group, found in groups]
+        return ", ".join(f"{names} at {group}" if group else names for names, group in named)
