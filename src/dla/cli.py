@@ -131,7 +131,7 @@ def _data_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _data_build(args: argparse.Namespace) -> int:
-    from dla.training.build import run
+    from dla.training.data.build import run
 
     return run(
         args.sources,
@@ -146,7 +146,7 @@ def _data_build(args: argparse.Namespace) -> int:
 
 
 def _data_check(args: argparse.Namespace) -> int:
-    from dla.training.build import check
+    from dla.training.data.build import check
 
     return check(args.folder, as_json=args.json)
 
@@ -198,8 +198,8 @@ def _eval(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
         parser.error("give one model; `dla eval table` shows several evaluations side by side")
     from dla.evaluation.run import run
 
-    kept = ("data", "limit", "lengths", "samples", "haystack", "context_tokens", "seed", "max_length", "tokenizer")
-    kept += ("dtype", "device", "batch_tokens", "label", "paper", "out")
+    kept = ["data", "limit", "lengths", "samples", "haystack", "context_tokens", "seed", "max_length", "tokenizer"]
+    kept += ["dtype", "device", "batch_tokens", "label", "paper", "out"]
     options = {name: getattr(args, name) for name in kept}
     return run(first, suites=args.suite, tasks=args.task, **options, as_json=args.json)
 

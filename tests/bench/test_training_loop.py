@@ -7,8 +7,8 @@ import torch
 from dla.bench import training_loop
 from dla.bench.training_loop import ROUND, TimedRun, run
 from dla.models import DLAConfig
-from dla.training.configure import model_config
 from dla.training.recipe import Batch, Checkpoint, Data, Gate, Recipe, Schedule, Source
+from dla.training.recipe.configure import model_config
 
 LOOPS = {"dla train", "bare loop"}
 LOADERS = {"loader, packed", "loader, concatenated"}

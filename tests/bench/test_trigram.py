@@ -8,12 +8,12 @@ import torch
 from dla.bench import trigram
 from dla.bench.trigram import Counts, Symbols, Trigram, count_shards, evaluate, run, triples_in, triples_of
 from dla.models.loss import IGNORED
-from dla.training.corpus import open_corpus
-from dla.training.encoding import find_tokenizer
-from dla.training.feed import Micro, evaluation_batches
+from dla.training.data.corpus import open_corpus
+from dla.training.data.encoding import find_tokenizer
+from dla.training.data.feed import Micro, evaluation_batches
+from dla.training.data.shard_writer import build
+from dla.training.data.shards import Shards
 from dla.training.recipe import Data, Source
-from dla.training.shard_writer import build
-from dla.training.shards import Shards
 
 
 def counts(symbols, u, v, w):

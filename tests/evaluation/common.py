@@ -1,57 +1,56 @@
-"""A tokenizer that needs no files, and requests as lm_eval makes them."""
+"""Data, a model and a tokenizer for the tests of evaluation suites."""
 
 from __future__ import annotations
 
-import random
-from collections.abc import Sequence
+import json
+import os
+from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Any
 
+import pytest
 from lm_eval.api.instance import Instance
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from lm_eval.api.model import LM
+from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-VOCABULARY = 300
-TEXT = (
-    "the cat sat on the mat and the dog sat by the door while rain fell over the old town and nobody came "
-    "states are opened where the content changes and merged where little is lost"
-)
-WORDS = [*TEXT.split(), "Zürich", "naïve", "数学", "🙂", "x=1;", "\n\n", "  "]
+DATA = Path(os.environ.get("DLA_DATA", "/work/shared/data"))
+needs_data = pytest.mark.skipif(not DATA.is_dir(), reason=f"no folder {DATA}")
 
 
-def make_tokenizer(**special: Any) -> PreTrainedTokenizerFast:
-    """Bytes with a few merges, trained on ``TEXT``; </s> ends a text and, without a bos_token, stands for one."""
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=VOCABULARY,
-        special_tokens=["<pad>", "<s>", "</s>"],
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    tokenizer.train_from_iterator([TEXT] * 3, trainer)
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, **{"eos_token": "</s>", "pad_token": "<pad>", **special})
+def write_rows(path: Path, rows: Iterable[Any]) -> Path:
+    """Rows as JSON lines in a file, whose folder is made; the file."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
 
 
-def text(rng: random.Random, words: int) -> str:
-    return " ".join(rng.choice(WORDS) for _ in range(words))
+def word_tokenizer() -> PreTrainedTokenizerFast:
+    """One token for every word and every run of punctuation."""
+    tokenizer = Tokenizer(models.WordLevel({"<unk>": 0}, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="<unk>")
 
 
-def choices(seed: int = 0, contexts: int = 6) -> list[tuple[str, str]]:
-    """(context, continuation) in mixed order: shared contexts, contexts that go on from others, and special cases."""
-    rng = random.Random(seed)
-    made: list[tuple[str, str]] = []
-    for number in range(contexts):
-        shared = text(rng, rng.choice([1, 6, 12, 40]))
-        made += [(shared, " " + text(rng, rng.choice([1, 2, 5]))) for _ in range(3)]
-        longer = shared + " " + text(rng, 10)
-        made += [(longer, " " + text(rng, 3)) for _ in range(2)]
-        made += [(shared, x) for x in ("a", "b", "e")][: number % 4]  # one token
-    made += [("", text(rng, 3)), ("", "the"), ("", "数学🙂"), ("the cat ", "sat on"), ("a \n", " b"), ("Zür", "ich")]
-    made += [made[0], made[0]]
-    rng.shuffle(made)
-    return made
+class CannedLM(LM):
+    """Answers what it is told to, and keeps what it was asked."""
 
+    def __init__(self, score: Callable[..., float] | None = None, say: Callable[[str], str] | None = None) -> None:
+        super().__init__()
+        self.score, self.say = score, say
+        self.asked: list[tuple[Any, ...]] = []
 
-def instances(kind: str, arguments: Sequence[tuple[Any, ...]]) -> list[Instance]:
-    return [Instance(kind, {}, arguments=x, idx=i) for i, x in enumerate(arguments)]
+    def loglikelihood(self, requests: list[Instance]) -> list[tuple[float, bool]]:
+        """A positive score is a greedy continuation."""
+        assert self.score is not None
+        self.asked += [request.args for request in requests]
+        scores = [self.score(*request.args) for request in requests]
+        return [(score, score > 0) for score in scores]
+
+    def loglikelihood_rolling(self, requests: list[Instance]) -> list[float]:
+        raise AssertionError("no suite asks for this")
+
+    def generate_until(self, requests: list[Instance]) -> list[str]:
+        assert self.say is not None
+        self.asked += [request.args for request in requests]
+        return [self.say(request.args[0]) for request in requests]

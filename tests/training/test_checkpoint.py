@@ -13,8 +13,8 @@ import torch
 
 from dla.models import DLAConfig, DLAForCausalLM
 from dla.training.checkpoint import Checkpoints, CorruptError, check, load_weights, name
+from dla.training.data.feed import Micro
 from dla.training.distributed import World
-from dla.training.feed import Micro
 from dla.training.recipe import Gate, Optimizer, Schedule
 from dla.training.trainer import Trainer
 

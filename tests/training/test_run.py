@@ -19,7 +19,7 @@ from torch.nn.functional import cross_entropy
 from dla.cli import main
 from dla.models import DLAForCausalLM
 from dla.training.checkpoint import check
-from dla.training.read import read_recipe
+from dla.training.recipe.read import read_recipe
 from tests.training.common import (
     MODELS,
     SIZES,
@@ -483,6 +483,16 @@ def test_refused_in_one_line(trained_before: Path, case: str, capfd: pytest.Capt
     assert train(trained_before / "recipe.toml", run, *options) == 2
     assert_one_line(capfd, said[0])
     assert {f: f.read_bytes() for f in run.rglob("*") if f.is_file()} == there
+
+
+def test_other_text_in_the_same_place_is_refused(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    recipe = write_settings(tmp_path, "single")
+    assert train(recipe, tmp_path / "run", "--schedule.steps", "4") == 0
+    capfd.readouterr()
+    first = min((tmp_path / "text").iterdir())
+    first.write_text(first.read_text().replace("a", "e"))
+    assert train(recipe, tmp_path / "run", "--schedule.steps", "8") == 2
+    assert_one_line(capfd, "holds checkpoints with data.checksum=")
 
 
 def assert_one_line(captured: pytest.CaptureFixture[str], said: str) -> None:

@@ -8,8 +8,8 @@ import torch
 
 from dla.models import DLAConfig, DLAForCausalLM, preset
 from dla.models.loss import IGNORED
+from dla.training.data.feed import Micro
 from dla.training.evaluate import buckets, evaluate, name
-from dla.training.feed import Micro
 from dla.training.optimizer import parameter_groups, rate, temperature
 from dla.training.recipe import Gate, Optimizer, Schedule
 from dla.training.trainer import DivergedError, Trainer

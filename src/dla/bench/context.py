@@ -1,4 +1,4 @@
-"""`dla bench context`: what a longer context is worth. The same tokens are predicted after short and after long ones."""
+"""`dla bench context`: what a longer context is worth. The same tokens are predicted after short and long ones."""
 
 import json
 import sys
@@ -14,8 +14,8 @@ from transformers.utils.logging import disable_progress_bar
 from dla.models import DLAForCausalLM
 from dla.models.loss import IGNORED
 from dla.report import table
-from dla.training.documents import documents
-from dla.training.encoding import encode, find_tokenizer
+from dla.training.data.documents import documents
+from dla.training.data.encoding import encode, find_tokenizer
 from dla.training.recipe import Source
 
 TOKENS_AT_ONCE = 16384
@@ -33,7 +33,7 @@ def run(
     out: Path | None = None,
     as_json: bool = False,
 ) -> int:
-    """Print the mean loss of ``tokens`` tokens at each of ``places`` after contexts of several lengths; the exit code."""
+    """Print the mean loss of ``tokens`` tokens at each of ``places`` after several contexts; the exit code."""
     disable_progress_bar()
     try:
         loaded = DLAForCausalLM.from_pretrained(model).eval()

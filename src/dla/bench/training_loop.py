@@ -17,12 +17,12 @@ from dla.bench.figures import machine
 from dla.bench.timing import median_seconds
 from dla.models import DLAForCausalLM
 from dla.report import table
-from dla.training.check import check
+from dla.training.data.feed import DOCUMENTS, Micro, ShardFeed
 from dla.training.distributed import leave
-from dla.training.feed import DOCUMENTS, Micro, ShardFeed
 from dla.training.optimizer import make_optimizer
-from dla.training.read import model_config
 from dla.training.recipe import Batch, Checkpoint, Data, Evaluation, Gate, Recipe, Schedule, Source
+from dla.training.recipe.check import check
+from dla.training.recipe.read import model_config
 from dla.training.run import Run
 from dla.training.trainer import inputs
 

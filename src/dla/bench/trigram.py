@@ -13,12 +13,12 @@ import numpy as np
 
 from dla.models.loss import IGNORED
 from dla.report import table
-from dla.training.corpus import Corpus, open_corpus
+from dla.training.data.corpus import Corpus, open_corpus
+from dla.training.data.feed import Micro, evaluation_batches
+from dla.training.data.shards import Shards
 from dla.training.evaluate import buckets, name
-from dla.training.feed import Micro, evaluation_batches
-from dla.training.read import model_config, read_recipe
 from dla.training.recipe import Recipe
-from dla.training.shards import Shards
+from dla.training.recipe.read import model_config, read_recipe
 
 CHUNK = 1 << 20  # tokens that are counted at a time
 HELD_OUT = 0.05  # of the training tokens, the last ones: on them the weights are fitted

@@ -82,8 +82,10 @@ PLANS = {
 PRESETS = {"mamba2": "mamba2-780m", "gdn": "gdn-1.3b", "transformer": "transformer-778m"}
 
 # What makes the models and tests of the CPU recipes tiny. Keys of a Mamba-2 layer are as long as the other backbone's.
-TINY_TRAINING = ("--data.length", "1024", "--schedule.steps", "150", "--schedule.warmup", "15")
-TINY_TRAINING += ("--evaluation.every", "0", "--evaluation.sequences", "16", "--checkpoint.every", "0")
+TINY_TRAINING = [
+    *("--data.length", "1024", "--schedule.steps", "150", "--schedule.warmup", "15"),
+    *("--evaluation.every", "0", "--evaluation.sequences", "16", "--checkpoint.every", "0"),
+]
 TINY_SHAPE = {"mamba2": ("--model.backbone", "mamba2", "--model.num_heads", "4", "--model.num_key_heads", "1")}
 TINY_EVALUATION: dict[str, Any] = {"limit": 20, "lengths": (1024,), "max_length": 4096, "context_tokens": 1024}
 

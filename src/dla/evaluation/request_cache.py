@@ -54,7 +54,9 @@ class RequestCache:
         return self._found.get(key)
 
     def add(self, key: str, value: Any) -> None:
-        """Keep a result, here and in the file."""
+        """Keep a result, here and in the file, unless there is one."""
+        if key in self._found:
+            return
         self._found[key] = value
         if self._file is None:
             self._file = self.path.open("a", buffering=1, encoding="utf-8")

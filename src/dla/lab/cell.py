@@ -17,7 +17,7 @@ from dla.lab.controls import CONTROLS
 from dla.lab.measure import memory_figures
 from dla.lab.tasks import NO_TARGET, Task, make_task
 from dla.models import DLAConfig, DLAForCausalLM
-from dla.training.feed import Micro
+from dla.training.data.feed import Micro
 from dla.training.recipe import Gate, Optimizer, Schedule
 from dla.training.trainer import DivergedError, Trainer
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from dla.models.loss import IGNORED
-from dla.training.feed import Micro
+from dla.training.data.feed import Micro
 from dla.training.trainer import Trainer, inputs
 
 FIRST = 64  # tokens of the first bucket; each further one is as long as all before it

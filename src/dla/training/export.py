@@ -8,8 +8,8 @@ from transformers.utils.logging import disable_progress_bar
 
 from dla.models import DLAConfig, DLAForCausalLM
 from dla.training.checkpoint import CorruptError, check, load_weights, name
-from dla.training.corpus import find_tokenizer
-from dla.training.read import model_config, read_recipe
+from dla.training.data.corpus import find_tokenizer
+from dla.training.recipe.read import model_config, read_recipe
 
 
 def export(run: Path, out: Path | None = None, step: int | None = None) -> Path:

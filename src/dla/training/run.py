@@ -16,14 +16,14 @@ import torch
 from dla.machine import ensure_half_precision, keep_freed_memory
 from dla.models import DLAConfig, DLAForCausalLM
 from dla.training.checkpoint import Checkpoints
-from dla.training.corpus import Corpus, feed_of, open_corpus
+from dla.training.data.corpus import Corpus, feed_of, open_corpus
+from dla.training.data.feed import Micro, evaluation_batches, prefetched
 from dla.training.distributed import World, join, leave
 from dla.training.evaluate import evaluate
 from dla.training.export import export
-from dla.training.feed import Micro, evaluation_batches, prefetched
 from dla.training.monitor import LOG, Monitor, read_lines
-from dla.training.read import model_config, read_recipe, write_recipe
 from dla.training.recipe import Recipe
+from dla.training.recipe.read import model_config, read_recipe, write_recipe
 from dla.training.speed import forward_flops, peak_flops
 from dla.training.trainer import DivergedError, Outcome, Trainer
 from dla.training.watch_memory import memory_of
@@ -68,12 +68,12 @@ class Run:
     def __init__(self, recipe: Recipe) -> None:
         self.recipe, self.folder = recipe, Path(recipe.run)
         config = model_config(recipe)
-        self.identity = identity(recipe, config)
         self.world = join(recipe.compute)
         _prepare_machine(recipe, self.world)
         self.corpus: Corpus = open_corpus(
             recipe.data, config.vocab_size, main=self.world.main, wait=self.world.barrier, progress=self.world.main
         )
+        self.identity = identity(recipe, config, self.corpus)
         self.feed = feed_of(self.corpus, recipe.data, recipe.batch, recipe.seed, self.world.rank, self.world.size)
         self.checkpoints = Checkpoints(
             self.folder / "checkpoints", self.world, keep=recipe.checkpoint.keep, note=self._early
@@ -249,13 +249,13 @@ class Signals:
             signal.signal(number, handler)
 
 
-def identity(recipe: Recipe, config: DLAConfig) -> dict[str, Any]:
+def identity(recipe: Recipe, config: DLAConfig, corpus: Corpus) -> dict[str, Any]:
     """What must not change between a checkpoint and the run that goes on from it."""
-    data = {name: value for name, value in asdict(recipe.data).items() if name != "cache"}
+    data = {name: value for name, value in asdict(recipe.data).items() if name not in ("cache", "validation")}
     model = {name: value for name, value in config.to_dict().items() if name not in VOLATILE}
     return {
         "model": _plain(model),
-        "data": _plain(data),
+        "data": {**_plain(data), "checksum": corpus.fingerprint},
         "batch.sequences": recipe.batch.sequences,
         "seed": recipe.seed,
     }

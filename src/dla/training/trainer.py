@@ -11,8 +11,8 @@ from torch import Tensor
 
 from dla.models import DLAForCausalLM
 from dla.models.loss import IGNORED
+from dla.training.data.feed import Micro
 from dla.training.distributed import World
-from dla.training.feed import Micro
 from dla.training.optimizer import make_optimizer, rate, temperature
 from dla.training.recipe import Gate, Optimizer, Schedule
 

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from dla.text import ByteTokenizer
-from dla.training.build import check, run
-from dla.training.encoding import encode, find_tokenizer, tokenizer_fingerprint
-from dla.training.shard_writer import build
-from dla.training.shards import Shards, is_shards
+from dla.training.data.build import check, run
+from dla.training.data.encoding import encode, find_tokenizer, tokenizer_fingerprint
+from dla.training.data.shard_writer import build
+from dla.training.data.shards import Shards, is_shards
 
 TOKENIZERS = Path("/work/shared/data/tokenizers")
 gpt2 = pytest.mark.skipif(not (TOKENIZERS / "gpt2").is_dir(), reason="no tokenizer at hand")
@@ -97,7 +97,7 @@ def cut_after(documents: list[str], count: int) -> Iterator[str]:
 
 @pytest.mark.parametrize("batch", [1, 7])
 def test_an_interrupted_build_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, batch: int) -> None:
-    monkeypatch.setattr("dla.training.shard_writer.BATCH_DOCUMENTS", batch)
+    monkeypatch.setattr("dla.training.data.shard_writer.BATCH_DOCUMENTS", batch)
     documents = texts()
     keep = lambda number: number % 3 != 1  # noqa: E731
     make(tmp_path / "whole", documents, shard_tokens=100, keep=keep)
@@ -126,7 +126,7 @@ def test_an_interrupted_build_goes_on(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def test_finished_shards_are_not_written_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dla.training.shard_writer.BATCH_DOCUMENTS", 1)
+    monkeypatch.setattr("dla.training.data.shard_writer.BATCH_DOCUMENTS", 1)
     documents, folder = texts(), tmp_path / "x"
 
     def times() -> dict[str, int]:
@@ -160,7 +160,7 @@ def test_other_settings_are_refused(tmp_path: Path) -> None:
 
 
 def test_fewer_documents_than_before_are_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dla.training.shard_writer.BATCH_DOCUMENTS", 1)
+    monkeypatch.setattr("dla.training.data.shard_writer.BATCH_DOCUMENTS", 1)
     documents = texts()
     with pytest.raises(CutError):
         make(tmp_path / "x", cut_after(documents, 40), shard_tokens=100)  # type: ignore[arg-type]

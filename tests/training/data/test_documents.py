@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from dla.training.documents import documents, fingerprint
+from dla.training.data.documents import documents, fingerprint
 from dla.training.recipe import Source
 
 TEXTS = ["first", "zweites, größer", "third\nin two lines", "後"]

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from dla.training.order import BLOCK, Draws, Mixture, key_of, permuted
+from dla.training.data.order import BLOCK, Draws, Mixture, key_of, permuted
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 5, 64, 1000, 4097])

@@ -1,4 +1,4 @@
-"""Tokens on disk, as files that are mapped into memory: `Shards` reads what `dla.training.shard_writer.build` wrote.
+"""Tokens on disk, as files that are mapped into memory: `Shards` reads what `build` in shard_writer.py wrote.
 
 A folder holds, for each shard, ``tokens-00000.bin`` (uint16 where the vocabulary fits, else uint32, little endian) and
 ``ends-00000.bin`` (int64: where each document ends, in tokens from the shard's beginning), and ``index.json``. No

@@ -5,10 +5,10 @@ from math import inf
 from operator import attrgetter
 from typing import Any
 
-from dla.training.configure import check_model
-from dla.training.recipe import Recipe, Source
-from dla.training.schema import TYPES
-from dla.training.typed import convert
+from dla.training.recipe.configure import check_model
+from dla.training.recipe.schema import TYPES
+from dla.training.recipe.sections import Recipe, Source
+from dla.training.recipe.typed import convert
 
 Limit = tuple[Callable[[Any], bool], str]
 

@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from dla.training.documents import hub_dataset, text_of
-from dla.training.encoding import encode
-from dla.training.feed import Micro, Position, Row, Shape
-from dla.training.order import Draws
+from dla.training.data.documents import hub_dataset, text_of
+from dla.training.data.encoding import encode
+from dla.training.data.feed import Micro, Position, Row, Shape
+from dla.training.data.order import Draws
 from dla.training.recipe import Source
 
 BATCH_DOCUMENTS = 64  # that are tokenised together,

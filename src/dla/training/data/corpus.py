@@ -8,13 +8,13 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from dla.training.documents import documents, fingerprint, is_hub
-from dla.training.encoding import find_tokenizer, tokenizer_fingerprint
-from dla.training.feed import ShardFeed
+from dla.training.data.documents import documents, fingerprint, is_hub
+from dla.training.data.encoding import find_tokenizer, tokenizer_fingerprint
+from dla.training.data.feed import ShardFeed
+from dla.training.data.shard_writer import build
+from dla.training.data.shards import Shards, is_shards
+from dla.training.data.stream import StreamFeed
 from dla.training.recipe import Batch, Data, Source
-from dla.training.shard_writer import build
-from dla.training.shards import Shards, is_shards
-from dla.training.stream import StreamFeed
 
 __all__ = ["Corpus", "open_corpus", "feed_of", "find_tokenizer"]
 
@@ -35,6 +35,14 @@ class Corpus:
     weights: list[float]
     validation: list[Shards]
     tokenizer: Any
+
+    @property
+    def fingerprint(self) -> str:
+        """Changes with the training tokens; of streams nothing is known."""
+        if self.train is None:
+            return ""
+        about = [(shards.start, shards.tokens, shards.index["shards"]) for shards in self.train]
+        return hashlib.sha256(json.dumps(about).encode()).hexdigest()[:16]
 
 
 def open_corpus(

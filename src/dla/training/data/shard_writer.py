@@ -11,8 +11,8 @@ from typing import IO, Any
 
 import numpy as np
 
-from dla.training.encoding import encode, end_token, tokenizer_fingerprint, vocabulary_size
-from dla.training.shards import DTYPES, ENDS_DTYPE, FORMAT, INDEX, Shards, ends_file, read_index, token_file
+from dla.training.data.encoding import encode, end_token, tokenizer_fingerprint, vocabulary_size
+from dla.training.data.shards import DTYPES, ENDS_DTYPE, FORMAT, INDEX, Shards, ends_file, read_index, token_file
 
 SHARD_TOKENS = 2**27
 BATCH_DOCUMENTS = 1024  # that are tokenised together,

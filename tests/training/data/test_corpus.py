@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from dla.text import ByteTokenizer
-from dla.training.corpus import Corpus, Holdout, feed_of, open_corpus
+from dla.training.data.corpus import Corpus, Holdout, feed_of, open_corpus
+from dla.training.data.shard_writer import build
+from dla.training.data.shards import Shards
+from dla.training.data.stream import StreamFeed
 from dla.training.recipe import Batch, Data, Source
-from dla.training.shard_writer import build
-from dla.training.shards import Shards
-from dla.training.stream import StreamFeed
 
 
 def texts(count: int, size: int = 40) -> list[str]:
@@ -100,7 +100,7 @@ def test_validation_sources(data: Data, tmp_path: Path) -> None:
 
 def test_tokens_are_made_once(data: Data, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = open_corpus(data, 256)
-    monkeypatch.setattr("dla.training.shard_writer.encode", lambda *_: pytest.fail("tokenised again"))
+    monkeypatch.setattr("dla.training.data.shard_writer.encode", lambda *_: pytest.fail("tokenised again"))
     assert shards_of(open_corpus(data, 256))[0].folder == shards_of(first)[0].folder
     monkeypatch.undo()
     lines(tmp_path / "a.jsonl", [*texts(500), "new one"])
@@ -158,7 +158,7 @@ def test_what_does_not_fit(data: Data, tmp_path: Path, monkeypatch: pytest.Monke
         ValueError, match=r"made was built with another tokenizer \(letters\) than data.tokenizer, bytes"
     ):
         open_corpus(made, 500)
-    monkeypatch.setattr("dla.training.corpus.find_tokenizer", lambda *_: Letters())
+    monkeypatch.setattr("dla.training.data.corpus.find_tokenizer", lambda *_: Letters())
     open_corpus(made, 300)
     with pytest.raises(ValueError, match="made has 300 kinds of tokens, vocab_size is 299"):
         open_corpus(made, 299)

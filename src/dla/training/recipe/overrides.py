@@ -2,8 +2,8 @@
 
 from collections.abc import Iterator, Sequence
 
-from dla.training.schema import SECTIONS, TYPES, Tree, merge, suggest
-from dla.training.typed import convert, literal
+from dla.training.recipe.schema import SECTIONS, TYPES, Tree, merge, suggest
+from dla.training.recipe.typed import convert, literal
 
 
 def parse_overrides(arguments: Sequence[str]) -> Tree:

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from dla.models.loss import IGNORED
-from dla.training.order import Mixture
-from dla.training.shards import Shards
+from dla.training.data.order import Mixture
+from dla.training.data.shards import Shards
 
 Item = TypeVar("Item")
 Position = dict[str, Any]  # where a feed stands, as JSON can hold it

@@ -20,12 +20,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, get_type_hints
 
-from dla.training.check import check
-from dla.training.configure import model_config
-from dla.training.overrides import parse_overrides
-from dla.training.recipe import Recipe
-from dla.training.recipe_text import to_dict, write_recipe
-from dla.training.schema import EXTENDS, TOP, Tree, merge, typed_tree
+from dla.training.recipe.check import check
+from dla.training.recipe.configure import model_config
+from dla.training.recipe.overrides import parse_overrides
+from dla.training.recipe.schema import EXTENDS, TOP, Tree, merge, typed_tree
+from dla.training.recipe.sections import Recipe
+from dla.training.recipe.text import to_dict, write_recipe
 
 __all__ = ["read_recipe", "check", "model_config", "write_recipe", "to_dict"]
 

@@ -6,9 +6,9 @@ from typing import Any
 from dla.models.config import DLAConfig
 from dla.models.presets import PRESETS, find_config, preset
 from dla.names import check_known
-from dla.training.recipe import Recipe
-from dla.training.schema import MODEL
-from dla.training.typed import convert
+from dla.training.recipe.schema import MODEL
+from dla.training.recipe.sections import Recipe
+from dla.training.recipe.typed import convert
 
 SHAPE = ("vocab_size", "hidden_size", "num_hidden_layers")  # what a model without a preset must say, with its backbone
 

@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 
 from dla.report import table
-from dla.training.documents import documents, fingerprint
-from dla.training.encoding import find_tokenizer
+from dla.training.data.documents import documents, fingerprint
+from dla.training.data.encoding import find_tokenizer
+from dla.training.data.shard_writer import SHARD_TOKENS, build
+from dla.training.data.shards import Shards
 from dla.training.recipe import Source
-from dla.training.shard_writer import SHARD_TOKENS, build
-from dla.training.shards import Shards
 
 
 def run(

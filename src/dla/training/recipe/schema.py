@@ -6,8 +6,8 @@ from typing import Any, get_type_hints
 
 from dla.models.config import DLAConfig
 from dla.names import nearest
-from dla.training.recipe import Recipe
-from dla.training.typed import convert
+from dla.training.recipe.sections import Recipe
+from dla.training.recipe.typed import convert
 
 Tree = dict[str, Any]  # of a file: tables by name, with values of the right types; what a file left out is not there
 

@@ -15,12 +15,12 @@ from torch import Tensor
 
 from dla.models.loss import IGNORED
 from dla.text import ByteTokenizer
-from dla.training.feed import Micro, ShardFeed, evaluation_batches, prefetched
-from dla.training.order import Mixture
+from dla.training.data.feed import Micro, ShardFeed, evaluation_batches, prefetched
+from dla.training.data.order import Mixture
+from dla.training.data.shard_writer import build
+from dla.training.data.shards import Shards
+from dla.training.data.stream import StreamFeed
 from dla.training.recipe import Source
-from dla.training.shard_writer import build
-from dla.training.shards import Shards
-from dla.training.stream import StreamFeed
 
 LENGTH = 16
 
@@ -175,7 +175,7 @@ def stream_feed(kind: type[Rows] = Rows, **options: Any) -> StreamFeed:
 def make_feed(
     request: pytest.FixtureRequest, shards: list[Shards], monkeypatch: pytest.MonkeyPatch
 ) -> Callable[..., Any]:
-    monkeypatch.setattr("dla.training.stream.BATCH_DOCUMENTS", 7)
+    monkeypatch.setattr("dla.training.data.stream.BATCH_DOCUMENTS", 7)
     if request.param == "shards":
         return lambda **options: shard_feed(shards, **options)
     return lambda **options: stream_feed(KnowingRows if request.param == "knowing rows" else Rows, **options)
@@ -219,7 +219,7 @@ def test_a_stream_counts_epochs_and_documents() -> None:
 
 
 def test_a_dataset_with_a_state_is_not_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dla.training.stream.BATCH_DOCUMENTS", 2)
+    monkeypatch.setattr("dla.training.data.stream.BATCH_DOCUMENTS", 2)
     *_, (_, position) = islice(stream_feed(KnowingRows).batches(), 3)
     starts = []
 

@@ -1,0 +1,1 @@
+"""Training data: from text to the micro-batches of a step."""
