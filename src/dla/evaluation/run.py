@@ -137,7 +137,7 @@ def evaluate_task(lm: Any, spec: Spec, data: Path | None, settings: Settings) ->
     made = evaluate(lm, {"tasks": {spec.name: task}, "groups": {}, "group_map": {}}, limit=limit, bootstrap_iters=0)
     scores = [float(sample[spec.metric]) for sample in made["samples"][spec.name]]
     ids = [str(sample["doc_id"]) for sample in made["samples"][spec.name]]
-    mean, error = mean_and_error(scores)
+    mean, spread = mean_and_error(scores)
     about = task.config.metadata or {}
     whole = limit is None or limit >= len(task.eval_docs)
     titles = [about.get("title") or about.get("note"), None if whole else f"the first {limit} rows"]
@@ -145,7 +145,7 @@ def evaluate_task(lm: Any, spec: Spec, data: Path | None, settings: Settings) ->
     return replace(
         empty,
         value=100 * mean,
-        stderr=None if error is None else 100 * error,
+        stderr=None if spread is None else 100 * spread,
         n=len(scores),
         samples=[{"id": name, "score": score} for name, score in zip(ids, scores, strict=True)],
         other=_others(made["results"][spec.name], spec),
