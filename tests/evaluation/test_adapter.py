@@ -18,6 +18,7 @@ from lm_eval.models.huggingface import HFLM
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import Mamba2Config, Mamba2ForCausalLM, PreTrainedTokenizerFast
 
+from dla.bench import evaluation as bench
 from dla.evaluation import reading
 from dla.evaluation.adapter import DLALM
 from dla.evaluation.reading import Node, measure, plan
@@ -225,7 +226,7 @@ def test_against_a_forward_pass_for_each_request(kind: str, tokenizer: PreTraine
     _, context, continuation = next(x for x in requests if len(x[2]) == 9)
     requests.append((None, context + continuation[:5], continuation[5:]))
     expected = by_hand(model, requests)
-    for options in ({}, {"batch_tokens": 16}, {"shared": 1, "batch_tokens": 100_000}, {"state_bytes": 1}):
+    for options in ({}, {"batch_tokens": 16}, {"fork": 0, "batch_tokens": 100_000}, {"state_bytes": 1}):
         close(ours(model, tokenizer, **options)._loglikelihood_tokens(requests), expected, 1e-9)
 
 
@@ -233,7 +234,7 @@ def test_against_a_forward_pass_for_each_request(kind: str, tokenizer: PreTraine
 def test_forking_is_reading_again(kind: str, tokenizer: PreTrainedTokenizerFast) -> None:
     model = tiny(kind)
     requests = random_requests(3)
-    once, again = ours(model, tokenizer), ours(model, tokenizer, shared=10**6)
+    once, again = ours(model, tokenizer, fork=8), ours(model, tokenizer, fork=10**6)
     close(once._loglikelihood_tokens(requests), again._loglikelihood_tokens(requests), 1e-9)
     assert once.reader.tokens_read < 0.8 * again.reader.tokens_read
 
@@ -269,9 +270,13 @@ def test_only_logits_that_are_asked_for(tokenizer: PreTrainedTokenizerFast) -> N
 
 
 def test_a_shared_context_is_read_once(tokenizer: PreTrainedTokenizerFast) -> None:
+    requests = [(None, list(range(40)), [n] * 10) for n in range(4)]
     lm = ours(tiny("mamba2-dynamic"), tokenizer)
-    lm._loglikelihood_tokens([(None, list(range(40)), [n] * 10) for n in range(4)])
+    lm._loglikelihood_tokens(requests)
     assert (lm.reader.tokens_read, lm.reader.passes) == (40 + 4 * 9, 1)
+    many = ours(tiny("mamba2-dynamic", capacity=30), tokenizer)  # whose states cost more to copy than that saves
+    many._loglikelihood_tokens(requests)
+    assert many.reader.tokens_read == 4 * 49
     single = ours(tiny("mamba2-dynamic"), tokenizer)
     single._loglikelihood_tokens([(None, list(range(40)), [n]) for n in range(9)])
     assert single.reader.tokens_read == 40
@@ -380,7 +385,7 @@ def test_different_settings_in_one_call(tokenizer: PreTrainedTokenizerFast) -> N
 def test_generation_in_small_batches(kind: str, tokenizer: PreTrainedTokenizerFast) -> None:
     model = tiny(kind)
     expected = generations(ours(model, tokenizer), {"max_gen_toks": 8}, prompts())
-    for options in ({"batch_tokens": 7}, {"state_bytes": 1}, {"shared": 1}):
+    for options in ({"batch_tokens": 7}, {"state_bytes": 1}, {"fork": 0}):
         assert generations(ours(model, tokenizer, **options), {"max_gen_toks": 8}, prompts()) == expected
 
 
@@ -520,6 +525,7 @@ def test_bytes() -> None:
         ({"max_length": 0}, "max_length"),
         ({"batch_tokens": 0}, "batch_tokens"),
         ({"state_bytes": 1.5}, "state_bytes"),
+        ({"fork": -1}, "fork"),
         ({"cache": "."}, "cache must be a file"),
     ],
 )
@@ -541,17 +547,34 @@ def test_nothing_asked() -> None:
 
 @given(
     st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=12), min_size=1, max_size=12),
-    st.integers(1, 4),
+    st.integers(0, 4),
     st.integers(1, 9),
 )
-def test_a_plan_holds_the_sequences(sequences: list[list[int]], shared: int, longest: int) -> None:
-    ends = plan(sequences, shared, longest)
+def test_a_plan_holds_the_sequences(sequences: list[list[int]], fork: int, longest: int) -> None:
+    ends = plan(sequences, fork, longest)
     for sequence, end in zip(sequences, ends, strict=True):
         path: list[Node] = list(end.path())[::-1]
         assert [x for node in path for x in node.tokens[node.start : node.end]] == sequence
         assert all(1 <= node.end - node.start <= longest for node in path)
     roots = measure(ends)
     assert sum(root.size for root in roots) <= sum(map(len, sequences))
-    if shared == 1:  # every prefix once
+    if fork == 0:  # every prefix once
         prefixes = {tuple(x[:n]) for x in sequences for n in range(1, len(x) + 1)}
         assert sum(root.size for root in roots) == len(prefixes)
+
+
+def test_the_benchmark(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = tmp_path / "rows.jsonl"
+    row = {"ctx": "A man is sitting on a roof. he", "endings": ["is using wrap.", "starts pulling up roofing."]}
+    rows.write_text(json.dumps(row) + "\n")
+    out = tmp_path / "figures.json"
+    assert bench.run(requests=2, context=30, ending=5, rows=rows, repeats=1, out=out, as_json=True) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report == json.loads(out.read_text())
+    made_up, real = report["rows"]
+    assert (made_up["DLALM tokens"], made_up["HFLM tokens"]) == (2 * (30 + 4 * 4), 2 * 4 * 34)
+    assert real["token ratio"] > 1
+    assert all(x["largest difference"] < 1e-4 and x["ratio"] > 0 for x in report["rows"])
+    rows.write_text('{"text": "no endings"}\n')
+    assert bench.run(rows=rows) == 2
+    assert "ctx" in capsys.readouterr().err

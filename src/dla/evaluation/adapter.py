@@ -72,7 +72,8 @@ class DLALM(TemplateLM):
             which linear and dynamic memories may exceed.
         batch_tokens: read at a time. ``batch_size`` and ``max_batch_size``, which lm_eval passes, are not used.
         state_bytes: at most so many bytes of states in a batch, beside what a single sequence needs.
-        shared: contexts are read once from so many shared tokens on.
+        fork: what going on from a copied state costs, in tokens; a context is read once if that saves more. None: an
+            estimate by the memory (8 for a single state, 83 for 30 states).
         cache: a file for finished requests; the same evaluation, started again, takes them from there.
         progress: show a progress bar if stderr is a terminal.
         add_bos_token, prefix_token_id: as in ``HFLM``: whether to add special tokens (None: as the tokenizer does it);
@@ -90,8 +91,8 @@ class DLALM(TemplateLM):
         cache: str | PathLike[str] | None = None,
         progress: bool = True,
         *,
-        state_bytes: int = 2 << 30,
-        shared: int = 16,
+        state_bytes: int = 1 << 30,
+        fork: float | None = None,
         add_bos_token: bool | None = None,
         prefix_token_id: int | None = None,
         batch_size: int | str | None = None,
@@ -108,7 +109,7 @@ class DLALM(TemplateLM):
         self.add_bos_token, self.custom_prefix_token_id = add_bos_token, prefix_token_id
         self.progress = progress
         self.truncated = 0  # contexts that lost their beginning
-        self.reader = Reader(self.model, batch_tokens=batch_tokens, state_bytes=state_bytes, shared=shared)
+        self.reader = Reader(self.model, batch_tokens=batch_tokens, state_bytes=state_bytes, fork=fork)
         self.results = None if cache is None else RequestCache(Path(cache))
         self._fingerprint = "" if cache is None else model_fingerprint(self.model)
         self._text_fingerprint = "" if cache is None else tokenizer_fingerprint(self.tokenizer)

@@ -18,10 +18,11 @@ from torch import Tensor
 from dla.layers.packing import Packing
 from dla.models.cache import DLACache, LayerCache
 from dla.models.causal_lm import DLAForCausalLM
+from dla.models.config import DLAConfig
 from dla.models.info import cache_bytes
 from dla.ops.state import State
 
-LEAST_SHARED = 16  # tokens: a shorter prefix costs less to read again than a state costs to copy
+FORK, FORK_ROW = 8.0, 2.5  # tokens that could be read while a state is copied, and for each matrix of it (on a CPU)
 LOGITS = 1 << 25  # numbers made at a time
 
 
@@ -96,12 +97,19 @@ class Pass:
         return torch.cat(parts)
 
 
-def plan(sequences: Iterable[Sequence[int]], shared: int = LEAST_SHARED, longest: int = 8192) -> list[Node]:
+def fork_tokens(config: DLAConfig) -> float:
+    """About how many tokens could be read in the time that going on from a copied state takes."""
+    rows = {"log_linear": config.level_width, "dynamic": config.capacity or config.slot_width}
+    layers = [FORK + FORK_ROW * rows.get(memory or "", 0) for _, memory in config.kinds()]
+    return sum(layers) / len(layers)
+
+
+def plan(sequences: Iterable[Sequence[int]], fork: float = FORK, longest: int = 8192) -> list[Node]:
     """A forest of the sequences: the node where each of them ends, in their order.
 
     Args:
         sequences: of at least one token each; equal ones end in the same node.
-        shared: a prefix makes a node of its own from so many tokens on (counted from the node above).
+        fork: what a branch costs, in tokens. A shared prefix makes a node if reading it once saves more than that.
         longest: longer nodes are cut.
     """
     wanted = [tuple(sequence) for sequence in sequences]
@@ -115,13 +123,14 @@ def plan(sequences: Iterable[Sequence[int]], shared: int = LEAST_SHARED, longest
         first, last, node = stack.pop()
         start, alone = 0 if node is None else node.end, last - first == 1
         end = len(order[first]) if alone else min(common[first + 1 : last])
-        if end > start and (alone or end - start >= shared):
+        cuts = [first, *(i for i in range(first + 1, last) if common[i] == end), last]
+        branches = len(cuts) - 1
+        if end > start and (alone or (end - start) * (branches - 1) >= fork * branches):
             node = _chain(order[first], start, end, node, longest)
         if alone:
             assert node is not None
             found[order[first]] = node
         else:
-            cuts = [first, *(i for i in range(first + 1, last) if common[i] == end), last]
             stack += [(a, b, node) for a, b in pairwise(cuts)]
     return [found[sequence] for sequence in wanted]
 
@@ -162,22 +171,25 @@ class Reader:
         model: DLAForCausalLM,
         *,
         batch_tokens: int = 8192,
-        state_bytes: int = 2 << 30,
-        shared: int = LEAST_SHARED,
+        state_bytes: int = 1 << 30,
+        fork: float | None = None,
         bar: Bar | None = None,
     ) -> None:
-        for name, value in (("batch_tokens", batch_tokens), ("state_bytes", state_bytes), ("shared", shared)):
+        for name, value in (("batch_tokens", batch_tokens), ("state_bytes", state_bytes)):
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise ValueError(f"{name} must be an integer >= 1, got {value!r}")
+        if fork is not None and not fork >= 0:
+            raise ValueError(f"fork must be >= 0 or None, got {fork!r}")
         self.model = model
-        self.batch_tokens, self.state_bytes, self.shared = batch_tokens, state_bytes, shared
+        self.batch_tokens, self.state_bytes = batch_tokens, state_bytes
+        self.fork = fork_tokens(model.config) if fork is None else fork
         self.bar = bar
         self.passes = 0
         self.tokens_read = 0
 
     def lay_out(self, sequences: Iterable[Sequence[int]], more: int = 0) -> tuple[list[Node], list[Node]]:
         """The node where each sequence ends, and the roots; ``more`` tokens will follow."""
-        ends = plan(sequences, self.shared, self.batch_tokens)
+        ends = plan(sequences, self.fork, self.batch_tokens)
         roots = measure(ends)
         if self.bar is not None:
             self.bar.reset(total=sum(root.size for root in roots) + more)
