@@ -296,7 +296,17 @@ def _bench_model_options(benches: Any) -> None:
     context.add_argument("--field", default="text", help="the column or key of the text (%(default)s)")
     context.add_argument("--tokenizer", help="(the model's)")
     context.set_defaults(run=_bench_context)
-    for parser in (models, decoding, step, loop, trigram, context):
+    evaluation = benches.add_parser("eval", help="the lm-eval adapter against lm-eval's own, on the same model")
+    evaluation.add_argument("--preset", default="mamba2-tiny", help="which model (%(default)s)")
+    evaluation.add_argument("--memory", choices=MEMORIES, default="single", help="of the model (%(default)s)")
+    evaluation.add_argument("--requests", type=int, default=64, metavar="N", help="contexts (%(default)s)")
+    evaluation.add_argument("--context", type=int, default=100, metavar="T", help="tokens of each (%(default)s)")
+    evaluation.add_argument("--ending", type=int, default=10, metavar="T", help="tokens of an ending (%(default)s)")
+    evaluation.add_argument("--endings", type=int, default=4, metavar="N", help="of a context (%(default)s)")
+    evaluation.add_argument("--rows", type=Path, metavar="FILE", help="HellaSwag's rows, to use as well")
+    evaluation.add_argument("--repeats", type=int, default=5, help="rounds to take the median of (%(default)s)")
+    evaluation.set_defaults(run=_bench_eval)
+    for parser in (models, decoding, step, loop, trigram, context, evaluation):
         parser.add_argument("--out", type=Path, metavar="FILE", help="write the figures as JSON there")
         parser.add_argument("--json", action="store_true", help="print them as JSON instead of a table")
     trigram.add_argument("recipe", type=Path, metavar="RECIPE", help="the recipe")
@@ -305,6 +315,12 @@ def _bench_model_options(benches: Any) -> None:
 
 def _bench_loop(args: argparse.Namespace) -> int:
     from dla.bench.training_loop import run
+
+    return run(**_options(args))
+
+
+def _bench_eval(args: argparse.Namespace) -> int:
+    from dla.bench.evaluation import run
 
     return run(**_options(args))
 

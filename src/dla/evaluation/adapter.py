@@ -71,7 +71,8 @@ class DLALM(TemplateLM):
         max_length: in tokens; longer contexts lose their beginning. None: the model's ``max_position_embeddings``,
             which linear and dynamic memories may exceed.
         batch_tokens: read at a time. ``batch_size`` and ``max_batch_size``, which lm_eval passes, are not used.
-        state_bytes: at most so many bytes of states in a batch, beside what a single sequence needs.
+        state_bytes: at most so many bytes of states in a batch, beside what a single sequence needs; while
+            log-likelihoods are read by a CPU, which has the states of one layer at a time, at most 32 MB of them.
         fork: what going on from a copied state costs, in tokens; a context is read once if that saves more. None: an
             estimate by the memory (8 for a single state, 83 for 30 states).
         cache: a file for finished requests; the same evaluation, started again, takes them from there.
@@ -87,7 +88,7 @@ class DLALM(TemplateLM):
         dtype: str = "float32",
         device: str | None = None,
         max_length: int | None = None,
-        batch_tokens: int = 8192,
+        batch_tokens: int = 4096,
         cache: str | PathLike[str] | None = None,
         progress: bool = True,
         *,

@@ -23,6 +23,7 @@ from dla.models.info import cache_bytes
 from dla.ops.state import State
 
 FORK, FORK_ROW = 8.0, 2.5  # tokens that could be read while a state is copied, and for each matrix of it (on a CPU)
+CPU_STATES = 32 << 20  # bytes of one layer's states in a batch: with more, a CPU waits for its memory
 LOGITS = 1 << 25  # numbers made at a time
 
 
@@ -170,7 +171,7 @@ class Reader:
         self,
         model: DLAForCausalLM,
         *,
-        batch_tokens: int = 8192,
+        batch_tokens: int = 4096,
         state_bytes: int = 1 << 30,
         fork: float | None = None,
         bar: Bar | None = None,
@@ -200,11 +201,14 @@ class Reader:
         if self.bar is not None:
             self.bar.update(tokens)
 
-    def rows_that_fit(self, context: int, layers: int = 1) -> int:
-        """How many sequences' states of so many layers may be held."""
-        config = self.model.config
+    def rows_that_fit(self, context: int, all_layers: bool = False) -> int:
+        """How many sequences' states may be held, of one layer at a time or of all of them."""
+        config, limit = self.model.config, self.state_bytes
         total = cache_bytes(config, context, self.model.dtype)["total"]
-        return max(1, self.state_bytes * config.num_hidden_layers // max(1, total * layers))
+        if not all_layers:
+            total //= config.num_hidden_layers
+            limit = min(limit, CPU_STATES) if self.model.device.type == "cpu" else limit
+        return max(1, limit // max(1, total))
 
     def read(self, roots: Sequence[Node], most_rows: int, wants_ends: bool = False) -> Iterator[Pass]:
         """All trees, a batch at a time; with ``wants_ends`` the caches of nodes in which sequences end."""
@@ -411,7 +415,7 @@ def go_on(
     for number, end in enumerate(ends):
         end.ends.append(number)
     longest = max(map(len, contexts), default=1)
-    fit = min(most_rows, reader.rows_that_fit(longest, reader.model.config.num_hidden_layers))
+    fit = min(most_rows, reader.rows_that_fit(longest, all_layers=True))
     waiting: list[tuple[list[int], Tensor, DLACache]] = []
     for made in reader.read(roots, fit, wants_ends=True):
         numbers = [number for node in made.nodes for number in node.ends]
