@@ -170,7 +170,7 @@ def _eval_options(parser: argparse.ArgumentParser) -> None:
     how.add_argument("--tokenizer", metavar="NAME", help="a folder or a name of the Hugging Face hub (the model's)")
     how.add_argument("--dtype", default="float32", choices=["float32", "bfloat16", "float16"], help="(%(default)s)")
     how.add_argument("--device", help="such as cpu or cuda (default: the GPU if there is one)")
-    how.add_argument("--batch-tokens", type=int, default=8192, metavar="N", help="read at a time (%(default)s)")
+    how.add_argument("--batch-tokens", type=int, default=4096, metavar="N", help="read at a time (%(default)s)")
     shown = parser.add_argument_group("what is shown")
     shown.add_argument("--label", help="the model's row (its folder's name)")
     shown.add_argument("--paper", action="store_true", help="with the paper's own rows")

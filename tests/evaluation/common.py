@@ -14,7 +14,7 @@ from lm_eval.api.model import LM
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-DATA = Path(os.environ.get("DLA_DATA", "/work/shared/data"))
+DATA = Path(os.environ.get("DLA_DATA") or Path(__file__).parents[3] / "shared" / "data")
 needs_data = pytest.mark.skipif(not DATA.is_dir(), reason=f"no folder {DATA}")
 
 

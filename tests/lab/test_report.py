@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 
 from dla.lab import report
-from dla.lab.plots import learning_curve, length_evaluations, spread, styles
+from dla.lab.plots import learning_curve, length_evaluations
 from dla.lab.report import load, markdown, read, summarise, task_table, write_report
 from dla.lab.statistics import difference, estimate, option_text, t_quantile
+from dla.plotting import spread, styles
 
 RECALL = {"name": "recall", "length": 96, "pairs": 16, "gap": "between"}
 VOID = {"meta", "img", "br"}

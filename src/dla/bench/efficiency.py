@@ -26,22 +26,22 @@ from torch import Tensor
 from dla.bench.figures import machine
 from dla.bench.timing import peak_extra_bytes
 from dla.inspect.observe import observe
-from dla.lab.plots import (
+from dla.machine import keep_freed_memory
+from dla.models import DLAForCausalLM, preset
+from dla.names import check_known
+from dla.plotting import (
     FONT,
     INK,
     QUIET,
     Style,
-    _figure,
-    _label_ends,
-    _png,
-    _room_for,
-    _tidy,
     bytes_text,
+    label_ends,
+    new_figure,
+    png,
+    room_for,
     styles,
+    tidy,
 )
-from dla.machine import keep_freed_memory
-from dla.models import DLAForCausalLM, preset
-from dla.names import check_known
 from dla.report import table
 
 if TYPE_CHECKING:
@@ -145,7 +145,7 @@ def _run(scale: str, plan: Plan, out: Path, as_json: bool) -> int:
         return 1
     keep(report)
     picture = file.with_suffix(".png")
-    picture.write_bytes(_png(draw(report)))
+    picture.write_bytes(png(draw(report)))
     print(json.dumps(report, indent=2) if as_json else text(report))
     print(f"{file}\n{picture}", file=sys.stderr)
     return 1 if any("failed" in row for row in report["rows"]) else 0
@@ -406,8 +406,8 @@ def _tokens(model: DLAForCausalLM, batch: int, context: int) -> Tensor:
 def draw(report: Row) -> Figure:
     """Throughput above, memory below; over batch sizes on the left, over contexts on the right."""
     style = styles(list(NAMES.values()))
-    figure = _figure(HEIGHT)
-    width = (_room_for(figure, list(style)) - START - BETWEEN) / 2
+    figure = new_figure(HEIGHT)
+    width = (room_for(figure, list(style)) - START - BETWEEN) / 2
     sweeps = (("batch", report["batches"], "context", CONTEXT), ("context", report["contexts"], "batch", BATCH))
     for i, (name, unit) in enumerate((("tokens/s", "Throughput, tokens/s"), ("runtime bytes", "Runtime memory"))):
         bottom = FOOT + (1 - i) * (HEIGHT - FOOT - PANEL - 0.75)
@@ -420,7 +420,7 @@ def draw(report: Row) -> Figure:
             ax.set_title(f"{unit} ({fixed} {at})", loc="left", fontsize=FONT, color=INK)
             ax.set_xlabel("batch size" if varied == "batch" else "context, tokens", fontsize=FONT, color=INK)
             if column == 1:
-                _label_ends(ax, ends, style)
+                label_ends(ax, ends, style)
     model = f"{report['preset']}, {report['dtype']} on {report['device']}"
     figure.text(0.02, 1 - 0.12 / HEIGHT, MEASURED.capitalize(), fontsize=FONT + 1.5, color=INK, va="top")
     figure.text(0.02, 1 - 0.33 / HEIGHT, model, fontsize=FONT, color=QUIET, va="top")
@@ -466,7 +466,7 @@ def _axes(ax: Axes, shown: Sequence[float], across: Sequence[int], name: str) ->
     ax.minorticks_off()
     ax.yaxis.set_major_locator(LogLocator(2, numticks=6) if memory else LogLocator(10, subs=(1, 2, 5), numticks=8))
     ax.yaxis.set_major_formatter((lambda y, _: bytes_text(y)) if memory else (lambda y, _: _count(y, 1000)))
-    _tidy(ax)
+    tidy(ax)
 
 
 if __name__ == "__main__":

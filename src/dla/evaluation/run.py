@@ -41,7 +41,7 @@ def run(
     tokenizer: str | None = None,
     dtype: str = "float32",
     device: str | None = None,
-    batch_tokens: int = 8192,
+    batch_tokens: int = 4096,
     paper: bool = False,
     tables: bool = True,
     as_json: bool = False,

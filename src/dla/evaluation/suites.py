@@ -14,6 +14,7 @@ from typing import Any
 
 from dla.evaluation.hub import Unavailable, hub_rows
 from dla.evaluation.local import complete, local_rows
+from dla.evaluation.paper import RULER
 from dla.names import check_known
 
 __all__ = ["Spec", "SPECS", "SUITES", "Unavailable", "find_spec", "make_task", "suite_tasks"]
@@ -81,16 +82,6 @@ def _retrieval() -> list[Spec]:
         ),
         spec("drop", "DROP", hub="hazyresearch/based_drop", official=False, note=f"DROP dev, {asked}"),
     ]
-
-
-RULER = {
-    "niah_single_1": "S-NIAH-1",
-    "niah_single_2": "S-NIAH-2",
-    "niah_single_3": "S-NIAH-3",
-    "niah_multikey_1": "MK-1",
-    "niah_multiquery": "MQ",
-    "niah_multivalue": "MV",
-}
 
 
 def _ruler(lengths: Sequence[int]) -> list[Spec]:

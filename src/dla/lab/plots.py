@@ -2,33 +2,37 @@
 
 from __future__ import annotations
 
-import io
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
-import numpy.typing as npt
 
 from dla.lab.statistics import Estimate, Row, TaskSummary, differing, is_number
+from dla.plotting import (
+    DPI,
+    FONT,
+    INK,
+    LEFT,
+    QUIET,
+    Floats,
+    Style,
+    bytes_text,
+    label_ends,
+    leader,
+    name_at,
+    new_figure,
+    pixels,
+    png,
+    room_for,
+    tidy,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-    from matplotlib.text import Text
     from matplotlib.transforms import Bbox
 
-Floats = npt.NDArray[np.float64]
-
-INK, QUIET, GRID = "#333333", "#777777", "#e3e5e8"
-# Okabe and Ito's colours without the yellow, which is too pale for lines on white
-COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#000000", "#e69f00")
-DASHES = ("-", "--", ":", "-.")
-MARKERS = ("o", "s", "^", "D")
-WIDTH, DPI, FONT = 7.0, 160, 8.5  # inches; at 700 px a point is 1.4 px
-LEFT = 0.088  # where axes begin, in fractions of the width
-LONGEST = 36  # characters of a label
 DODGE = 0.06  # of the axis: how far points that share a length are drawn apart
 
 
@@ -40,13 +44,6 @@ class Picture:
 
 
 @dataclass(frozen=True)
-class Style:
-    colour: str
-    dash: str
-    marker: str
-
-
-@dataclass(frozen=True)
 class Curve:
     """Learning curve of a row: mean, lowest and highest of its seeds at each step. [steps]"""
 
@@ -54,12 +51,6 @@ class Curve:
     mean: Floats
     low: Floats
     high: Floats
-
-
-def styles(names: Sequence[str]) -> dict[str, Style]:
-    """The same look for a row in all plots: colours first, then other dashes and markers."""
-    rounds = itertools.cycle((c, d, m) for d, m in zip(DASHES, MARKERS, strict=True) for c in COLOURS)
-    return {name: Style(*look) for name, look in zip(names, rounds, strict=False)}
 
 
 def draw(task: TaskSummary, style: Mapping[str, Style]) -> list[Picture]:
@@ -79,7 +70,7 @@ def _bytes_plot(task: TaskSummary, style: Mapping[str, Style]) -> Picture | None
     ]
     if not points:
         return None
-    figure = _figure(3.6 + 0.08 * max(0, len(points) - 8))
+    figure = new_figure(3.6 + 0.08 * max(0, len(points) - 8))
     ax = figure.add_axes((LEFT, 0.13, 0.97 - LEFT, 0.78))
     ax.set_xscale("log", base=2)
     for row, bytes_, accuracy in points:
@@ -99,15 +90,7 @@ def _bytes_plot(task: TaskSummary, style: Mapping[str, Style]) -> Picture | None
     caption += " Hollow: sized to the state bytes of another row." if any(row.match for row, _, _ in points) else ""
     caption += f" Without state bytes and so not shown: {', '.join(absent)}." if absent else ""
     told = (f"{row.name} {accuracy.mean:.3f} at {bytes_text(b)}" for row, b, accuracy in points)
-    return Picture(caption, f"Accuracy against state bytes. {'; '.join(told)}", _png(figure))
-
-
-def bytes_text(value: float) -> str:
-    for unit in ("B", "KiB", "MiB"):
-        if value < 1024:
-            return f"{value:.3g} {unit}"
-        value /= 1024
-    return f"{value:.3g} GiB"
+    return Picture(caption, f"Accuracy against state bytes. {'; '.join(told)}", png(figure))
 
 
 def _label_points(ax: Axes, points: Sequence[tuple[str, float, Estimate]], style: Mapping[str, Style]) -> None:
@@ -115,20 +98,20 @@ def _label_points(ax: Axes, points: Sequence[tuple[str, float, Estimate]], style
     from matplotlib.transforms import Bbox
 
     unit = DPI / 72
-    places = [_pixels(ax, x, accuracy.mean) for _, x, accuracy in points]
+    places = [pixels(ax, x, accuracy.mean) for _, x, accuracy in points]
     taken = [Bbox.from_bounds(x - 5 * unit, y - 5 * unit, 10 * unit, 10 * unit) for x, y in places]
     for (_, x, accuracy), (centre, _) in zip(points, places, strict=True):
-        low, high = (_pixels(ax, x, accuracy.mean + sign * (accuracy.half or 0))[1] for sign in (-1, 1))
+        low, high = (pixels(ax, x, accuracy.mean + sign * (accuracy.half or 0))[1] for sign in (-1, 1))
         taken.append(Bbox.from_extents(centre - 2 * unit, low, centre + 2 * unit, high))
     for (name, _, _), place in zip(points, places, strict=True):
-        label = _text(ax, (0, 0), name, style[name].colour)
+        label = name_at(ax, (0, 0), name, style[name].colour)
         size = label.get_window_extent(ax.figure.canvas.get_renderer())  # type: ignore[attr-defined]
         box = _free_place(place, size, taken, ax.get_window_extent(), unit)
         taken.append(box)
         label.set_position((box.x0, (box.y0 + box.y1) / 2))
         edge = (box.x0 if box.x0 > place[0] else box.x1, (box.y0 + box.y1) / 2)
         if abs(edge[1] - place[1]) > size.height:
-            _leader(ax, place, edge, style[name].colour)
+            leader(ax, place, edge, style[name].colour)
 
 
 def _free_place(point: tuple[float, float], size: Bbox, taken: Sequence[Bbox], inside: Bbox, unit: float) -> Bbox:
@@ -148,20 +131,6 @@ def _free_place(point: tuple[float, float], size: Bbox, taken: Sequence[Bbox], i
     return best
 
 
-def _text(ax: Axes, place: tuple[float, float], name: str, colour: str) -> Text:
-    """A row's name at a place in pixels, in a colour darker than its line: text needs more contrast."""
-    darker = "#" + "".join(f"{int(0.72 * int(colour[i : i + 2], 16)):02x}" for i in (1, 3, 5))
-    return ax.text(*place, _short(name), fontsize=FONT, color=darker, va="center", transform=None, parse_math=False)
-
-
-def _leader(ax: Axes, start: tuple[float, float], end: tuple[float, float], colour: str) -> None:
-    """A thin line in pixels."""
-    from matplotlib.lines import Line2D
-
-    line = Line2D([start[0], end[0]], [start[1], end[1]], color=colour, linewidth=0.6, alpha=0.7, transform=None)
-    ax.figure.add_artist(line)
-
-
 # Learning curves.
 
 
@@ -172,8 +141,8 @@ def _curves_plot(task: TaskSummary, style: Mapping[str, Style]) -> Picture | Non
     loss = {row.name: curve for row in task.rows if (curve := learning_curve(row, 1)) is not None}
     if not accuracy:
         return None
-    figure = _figure(4.4 + 0.16 * max(0, len(accuracy) - 18))
-    right = _room_for(figure, list(accuracy))
+    figure = new_figure(4.4 + 0.16 * max(0, len(accuracy) - 18))
+    right = room_for(figure, list(accuracy))
     upper = figure.add_axes((LEFT, 0.42, right - LEFT, 0.51))
     lower = figure.add_axes((LEFT, 0.1, right - LEFT, 0.27), sharex=upper)
     for ax, curves in ((upper, accuracy), (lower, loss)):
@@ -192,17 +161,17 @@ def _curves_plot(task: TaskSummary, style: Mapping[str, Style]) -> Picture | Non
         wide = highest > 100 * lowest  # over many decades only whole powers of ten have room
         lower.yaxis.set_major_locator(LogLocator(subs=(1,) if wide else (1, 2, 5), numticks=5 if wide else 8))
         lower.yaxis.set_major_formatter("{x:g}")
-    _tidy(lower)
+    tidy(lower)
     _name_upright(lower, "loss")
     lower.set_xlabel("step", fontsize=FONT, color=INK)
     ends = [(name, float(curve.steps[-1]), float(curve.mean[-1])) for name, curve in accuracy.items()]
-    _label_ends(upper, ends, style, lower)
+    label_ends(upper, ends, style, lower)
     ended = "; ".join(f"{name} ends at {curve.mean[-1]:.3f}" for name, curve in accuracy.items())
     return Picture(
         "Mean over the seeds that did not diverge or fail, as far as all of them got; the band reaches from the lowest "
         "to the highest.",
         f"Accuracy and loss over training steps. {ended}",
-        _png(figure),
+        png(figure),
     )
 
 
@@ -235,8 +204,8 @@ def _length_plot(task: TaskSummary, style: Mapping[str, Style]) -> Picture | Non
         return None
     lengths = sorted({length for points in lines.values() for length, _ in points})
     alt = "; ".join(f"{name} " + ", ".join(f"{e.mean:.3f} at {x:g}" for x, e in line) for name, line in lines.items())
-    figure = _figure(3.4 + 0.2 * max(0, len(lines) - 14))
-    ax = figure.add_axes((LEFT, 0.13, _room_for(figure, list(lines)) - LEFT, 0.76))
+    figure = new_figure(3.4 + 0.2 * max(0, len(lines) - 14))
+    ax = figure.add_axes((LEFT, 0.13, room_for(figure, list(lines)) - LEFT, 0.76))
     ax.set_xscale("log", base=2)
     apart = (lengths[-1] / lengths[0]) ** (DODGE / len(lines))
     for i, (name, points) in enumerate(lines.items()):
@@ -254,11 +223,9 @@ def _length_plot(task: TaskSummary, style: Mapping[str, Style]) -> Picture | Non
     _accuracy_axis(ax, task, 1 - 0.4 * np.log(lengths[-1] / lengths[-2]) / np.log(lengths[-1] / lengths[0]))
     ax.set_xlabel("length evaluated", fontsize=FONT, color=INK)
     ax.set_title("Accuracy by evaluation length", loc="left", pad=14, fontsize=FONT + 1.5, color=INK)
-    _label_ends(ax, [(name, points[-1][0], points[-1][1].mean) for name, points in lines.items()], style)
+    label_ends(ax, [(name, points[-1][0], points[-1][1].mean) for name, points in lines.items()], style)
     told = f" Along with the length: {', '.join(along)}." if along else ""
-    return Picture(
-        f"Error bars: 95 % interval over seeds.{told}", f"Accuracy by evaluation length. {alt}", _png(figure)
-    )
+    return Picture(f"Error bars: 95 % interval over seeds.{told}", f"Accuracy by evaluation length. {alt}", png(figure))
 
 
 def length_evaluations(task: TaskSummary) -> tuple[dict[float, int], list[str]]:
@@ -288,72 +255,7 @@ def _length_line(row: Row, task: TaskSummary, chosen: Mapping[float, int]) -> li
 # Labels at the ends of lines.
 
 
-def _label_ends(
-    ax: Axes, ends: Sequence[tuple[str, float, float]], style: Mapping[str, Style], below: Axes | None = None
-) -> None:
-    """Each line's name in the right margin, level with its end as far as the others leave room.
-
-    `below`: other axes under these, beside which names may stand too.
-    """
-    unit = DPI / 72
-    frame = ax.get_window_extent()
-    bottom = (below or ax).get_window_extent().y0
-    places = [_pixels(ax, x, y) for _, x, y in ends]
-    heights = spread([place[1] for place in places], 1.35 * FONT * unit, bottom, frame.y1)
-    for (name, _, _), place, height in zip(ends, places, heights, strict=True):
-        colour = style[name].colour
-        left = frame.x1 + 12 * unit
-        _text(ax, (left, height), name, colour)
-        _leader(ax, place, (left - 2 * unit, height), colour)
-
-
-def spread(values: Sequence[float], gap: float, low: float, high: float) -> list[float]:
-    """The places nearest to the values that keep their order, lie `gap` apart and between low and high.
-
-    Of equal values the first is the highest. With too many for the room the gap stays, and they go on below `low`.
-    """
-    order = sorted(range(len(values)), key=lambda i: (values[i], -i))
-    # Less i gaps each, the places need only not fall: least squares pools neighbours that would (isotonic regression).
-    pools: list[list[float]] = []
-    for rank, i in enumerate(order):
-        pools.append([values[i] - rank * gap])
-        while len(pools) > 1 and np.mean(pools[-2]) >= np.mean(pools[-1]):
-            pools[-2:] = [pools[-2] + pools[-1]]
-    level = [float(np.mean(pool)) for pool in pools for _ in pool]
-    highest = high - (len(values) - 1) * gap
-    places = [0.0] * len(values)
-    for rank, i in enumerate(order):
-        places[i] = min(max(level[rank], low), highest) + rank * gap
-    return places
-
-
-def _room_for(figure: Figure, names: Sequence[str]) -> float:
-    """Where axes must end, in fractions of the figure's width, for the names to fit beside them."""
-    renderer = figure.canvas.get_renderer()  # type: ignore[attr-defined]
-    texts = [figure.text(0, 0, _short(name), fontsize=FONT, parse_math=False) for name in names]
-    widest = max(text.get_window_extent(renderer).width for text in texts)
-    for text in texts:
-        text.remove()
-    return float(1 - (widest + 18 * DPI / 72) / (WIDTH * DPI))
-
-
 # What the plots share.
-
-
-def _figure(height: float) -> Figure:
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(WIDTH, height), dpi=DPI, facecolor="white")
-    FigureCanvasAgg(figure)
-    return figure
-
-
-def _png(figure: Figure) -> bytes:
-    out = io.BytesIO()
-    metadata: dict[str, Any] = {"Software": None}
-    figure.savefig(out, format="png", dpi=DPI, metadata=metadata)
-    return out.getvalue()
 
 
 def _accuracy_axis(ax: Axes, task: TaskSummary, named: float = 1.0) -> None:
@@ -367,7 +269,7 @@ def _accuracy_axis(ax: Axes, task: TaskSummary, named: float = 1.0) -> None:
         ax.annotate("chance", (named, task.chance), xycoords=ax.get_yaxis_transform(), xytext=(0, 2), zorder=4,
                     textcoords="offset points", ha="right", fontsize=FONT - 1, color=QUIET,
                     path_effects=[withStroke(linewidth=2, foreground="white")])  # fmt: skip
-    _tidy(ax)
+    tidy(ax)
 
 
 def _name_upright(ax: Axes, name: str) -> None:
@@ -376,20 +278,3 @@ def _name_upright(ax: Axes, name: str) -> None:
 
     ax.set_ylabel(name, fontsize=FONT, color=INK)
     ax.yaxis.set_label_coords(0.02, 0.5, transform=blended_transform_factory(ax.figure.transFigure, ax.transAxes))
-
-
-def _pixels(ax: Axes, x: float, y: float) -> tuple[float, float]:
-    across, up = ax.transData.transform((x, y))
-    return float(across), float(up)
-
-
-def _tidy(ax: Axes) -> None:
-    ax.spines[["top", "right"]].set_visible(False)
-    ax.spines[["left", "bottom"]].set_color(QUIET)
-    ax.grid(axis="y", color=GRID, linewidth=0.7)
-    ax.set_axisbelow(True)
-    ax.tick_params(labelsize=FONT - 0.5, color=QUIET, labelcolor=INK)
-
-
-def _short(name: str) -> str:
-    return name if len(name) <= LONGEST else name[: LONGEST - 1] + "…"

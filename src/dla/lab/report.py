@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from dla.lab.html import BEST, CHANCE, Table, page
-from dla.lab.plots import Picture, draw, styles
+from dla.lab.plots import Picture, draw
 from dla.lab.statistics import Estimate, Result, Row, Summary, TaskSummary, is_number, latest, summarise
+from dla.plotting import styles
 
 __all__ = ["load", "summarise", "write_report", "Estimate", "Result", "Row", "Summary", "TaskSummary"]
 

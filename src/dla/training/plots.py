@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from dla.lab.plots import (
+from dla.plotting import (
     FONT,
     INK,
     LEFT,
@@ -18,12 +18,12 @@ from dla.lab.plots import (
     QUIET,
     Floats,
     Style,
-    _figure,
-    _label_ends,
-    _png,
-    _room_for,
-    _tidy,
+    label_ends,
+    new_figure,
+    png,
+    room_for,
     styles,
+    tidy,
 )
 from dla.training.monitor import LOG, Record, read_lines
 
@@ -112,8 +112,8 @@ def draw(runs: Sequence[Run]) -> bytes:
     style = styles([r.name for r in runs])
     rows = _rows(runs)
     height = TOP + LOSS + sum(GAP + SMALL for _ in rows) + FOOT
-    figure = _figure(height)
-    right = _room_for(figure, [r.name for r in runs])
+    figure = new_figure(height)
+    right = room_for(figure, [r.name for r in runs])
     bottom = height - TOP - LOSS
     loss = figure.add_axes((LEFT, bottom / height, right - LEFT, LOSS / height))
     loss_panel(loss, runs, style)
@@ -123,7 +123,7 @@ def draw(runs: Sequence[Run]) -> bytes:
     note = "Loss and gradient norm: faint as logged, strong smoothed. Markers: loss on validation data."
     note += "\nMemory: mean of the dynamic layers, band from the lowest to the highest." if len(rows) > 1 else ""
     figure.text(LEFT, 0.08 / height, note, fontsize=FONT - 1, color=QUIET, va="bottom")
-    return _png(figure)
+    return png(figure)
 
 
 def _rows(runs: Sequence[Run]) -> list[list[tuple[str, Panel, float]]]:
@@ -167,7 +167,7 @@ def loss_panel(ax: Axes, runs: Sequence[Run], style: Mapping[str, Style]) -> Non
                 color=look.colour, markeredgecolor="white", markeredgewidth=0.8, zorder=4, clip_on=False)  # fmt: skip
     _step_axis(ax, runs, 8)
     ax.set_title("Loss", loc="left", fontsize=FONT + 1.5, color=INK)
-    _label_ends(ax, [(name, float(x[-1]), float(y[-1])) for name, (x, y) in lines.items()], style)
+    label_ends(ax, [(name, float(x[-1]), float(y[-1])) for name, (x, y) in lines.items()], style)
 
 
 def position_panel(ax: Axes, runs: Sequence[Run], style: Mapping[str, Style]) -> None:
@@ -187,7 +187,7 @@ def position_panel(ax: Axes, runs: Sequence[Run], style: Mapping[str, Style]) ->
     ax.minorticks_off()
     ax.set_xlim(2 ** (first - 0.3), 2 ** (last + 0.3))
     _few_ticks(ax)
-    _tidy(ax)
+    tidy(ax)
     ax.set_xlabel("up to token", fontsize=FONT, color=INK)
 
 
@@ -303,7 +303,7 @@ def _step_axis(ax: Axes, runs: Sequence[Run], ticks: int = 4) -> None:
     ax.xaxis.set_major_locator(MaxNLocator(ticks, integer=True, steps=[1, 2, 2.5, 5, 10]))
     ax.xaxis.set_major_formatter(lambda x, _: _count(x, 1000))
     ax.set_xlabel("step", fontsize=FONT, color=INK)
-    _tidy(ax)
+    tidy(ax)
 
 
 def _few_ticks(ax: Axes) -> None:
