@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-import pytest
 from lm_eval.api.instance import Instance
 from lm_eval.api.model import LM
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
-
-DATA = Path(os.environ.get("DLA_DATA") or Path(__file__).parents[3] / "shared" / "data")
-needs_data = pytest.mark.skipif(not DATA.is_dir(), reason=f"no folder {DATA}")
 
 
 def write_rows(path: Path, rows: Iterable[Any]) -> Path:

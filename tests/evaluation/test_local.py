@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from dla.evaluation.local import COUNTS, NEVER, READERS, complete, local_rows
-from tests.evaluation.common import DATA, needs_data, write_rows
+from tests.evaluation.common import write_rows
+from tests.shared_data import DATA, needs_data
 
 FIELDS = {
     "lambada": {"text"},

@@ -20,7 +20,8 @@ from dla.evaluation.ruler import (
     niah_task,
     string_match_all,
 )
-from tests.evaluation.common import DATA, CannedLM, needs_data, word_tokenizer, write_rows
+from tests.evaluation.common import CannedLM, word_tokenizer, write_rows
+from tests.shared_data import DATA, needs_data
 
 NUMBER, UUID = r"\d{7}", r"[0-9a-f]{8}-[0-9a-f]{4}-4[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}"
 

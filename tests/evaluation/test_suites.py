@@ -11,7 +11,8 @@ from dla.evaluation import hub, suites
 from dla.evaluation.cloze import ANSWER_TOKENS, contains, cut, split_question
 from dla.evaluation.longbench import SCORERS, classification, qa_f1, rouge_l
 from dla.evaluation.suites import SPECS, Spec, Unavailable, find_spec, make_task, suite_tasks
-from tests.evaluation.common import DATA, CannedLM, needs_data, word_tokenizer, write_rows
+from tests.evaluation.common import CannedLM, word_tokenizer, write_rows
+from tests.shared_data import DATA, needs_data
 
 
 @pytest.fixture(autouse=True)

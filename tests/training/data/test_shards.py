@@ -14,8 +14,9 @@ from dla.training.data.build import check, run
 from dla.training.data.encoding import encode, find_tokenizer, tokenizer_fingerprint
 from dla.training.data.shard_writer import build
 from dla.training.data.shards import Shards, is_shards
+from tests.shared_data import DATA
 
-TOKENIZERS = Path("/work/shared/data/tokenizers")
+TOKENIZERS = DATA / "tokenizers"
 gpt2 = pytest.mark.skipif(not (TOKENIZERS / "gpt2").is_dir(), reason="no tokenizer at hand")
 mistral = pytest.mark.skipif(not (TOKENIZERS / "mistral").is_dir(), reason="no tokenizer at hand")
 
