@@ -241,3 +241,17 @@ def test_memory_of_keeps_an_evaluated_model_as_it_is_and_leaves_no_gradient(hybr
 def test_no_dynamic_layers_no_figures():
     model = DLAForCausalLM(preset("gdn-tiny", memory="single"))
     assert memory_of(model, Micro(torch.zeros(1, 8, dtype=torch.long))) == []
+
+
+def test_an_impossible_mfu_is_not_told(tmp_path: Path) -> None:
+    """A peak that was timed on a busy CPU can be too low."""
+    for peak, told in ((1e4, False), (1e9, True)):
+        options = {"steps": 1, "start": 0, "every": 1, "tensorboard": False, "tokens_per_step": 10}
+        monitor = Monitor(tmp_path, **options, flops_per_token=100.0, peak_flops=peak)
+        record = {"step": 1, "loss": 1.0, "lr": 1.0, "grad_norm": 1.0, "temperature": None, "tokens": 100}
+        monitor.step({**record, "seconds": 0.1, "waited": 0.0, "skipped": False})
+        monitor.close()
+        (line,) = read_lines(tmp_path / "log.jsonl")
+        assert line is not None and ("mfu" in line) == told
+        if told:
+            assert line["mfu"] == pytest.approx(3 * 100 * 1000 / 1e9)

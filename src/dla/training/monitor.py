@@ -122,7 +122,9 @@ class Monitor:
         rate = sum(r["tokens"] for r in self._window) / max(sum(r["seconds"] for r in self._window), 1e-9)
         timing: dict[str, float] = {"tokens_per_second": rate, "memory_bytes": peak_memory()}
         if self.peak_flops:
-            timing["mfu"] = 3 * self.flops_per_token * rate / self.peak_flops  # the backward pass costs two forward
+            mfu = 3 * self.flops_per_token * rate / self.peak_flops  # the backward pass costs two forward
+            if mfu <= 1:  # else the peak, timed while a CPU was busy with other things, is none
+                timing["mfu"] = mfu
         return timing
 
     def _figures(self, record: Record, timing: Mapping[str, float]) -> dict[str, str]:
