@@ -7,7 +7,7 @@ import torch
 
 from dla.inspect.observe import observe
 from dla.models import DLAForCausalLM, preset
-from dla.training.monitor import Monitor, evaluation_text
+from dla.training.monitor import Monitor, evaluation_text, read_lines
 from dla.training.watch_memory import memory_of
 
 TIMED = {"tokens_per_second", "memory_bytes", "mfu"}
@@ -243,15 +243,11 @@ def test_no_dynamic_layers_no_figures():
     assert memory_of(model, Micro(torch.zeros(1, 8, dtype=torch.long))) == []
 
 
-def test_an_impossible_mfu_is_not_told(tmp_path: Path) -> None:
+def test_an_impossible_mfu_is_not_told(tmp_path):
     """A peak that was timed on a busy CPU can be too low."""
     for peak, told in ((1e4, False), (1e9, True)):
-        options = {"steps": 1, "start": 0, "every": 1, "tensorboard": False, "tokens_per_step": 10}
-        monitor = Monitor(tmp_path, **options, flops_per_token=100.0, peak_flops=peak)
-        record = {"step": 1, "loss": 1.0, "lr": 1.0, "grad_norm": 1.0, "temperature": None, "tokens": 100}
-        monitor.step({**record, "seconds": 0.1, "waited": 0.0, "skipped": False})
-        monitor.close()
+        watched = monitor(tmp_path, every=1, peak_flops=peak)
+        watched.step(record(1))
+        watched.close()
         (line,) = read_lines(tmp_path / "log.jsonl")
-        assert line is not None and ("mfu" in line) == told
-        if told:
-            assert line["mfu"] == pytest.approx(3 * 100 * 1000 / 1e9)
+        assert ("mfu" in line) == told
