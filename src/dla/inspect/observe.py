@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from dla.layers.memory import DynamicMemory
-from dla.ops import Segmentation, segment
+from dla.ops import Segmentation
 
 
 @contextmanager
@@ -23,9 +23,7 @@ def observe(model: nn.Module) -> Iterator[list[Segmentation]]:
         _, made, packing = args[:3]
         assert isinstance(memory, DynamicMemory)
         with torch.no_grad():
-            seen.append(
-                segment(made.k, made.v, made.g, made.beta, **memory.rules, cu_seqlens=packing.cu_seqlens),
-            )
+            seen.append(memory.decide(made, packing.cu_seqlens))
 
     hooks = [m.register_forward_pre_hook(look) for m in model.modules() if isinstance(m, DynamicMemory)]
     try:

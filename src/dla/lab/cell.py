@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import dla
-from dla.lab.controls import CONTROLS
+from dla.lab.controls import control
 from dla.lab.measure import memory_figures
 from dla.lab.tasks import NO_TARGET, Task, make_task
 from dla.models import DLAConfig, DLAForCausalLM
@@ -65,7 +65,7 @@ class Cell:
     seed: int
     training: Training = field(default_factory=Training)
     evaluations: tuple[dict[str, Any], ...] = ()  # the task again with other options
-    control: str | None = None
+    control: str | dict[str, Any] | None = None  # its name, or a table of name and options
     match: str | None = None  # the label of the row whose memory this one is sized to
 
     @property
@@ -93,8 +93,7 @@ def run_cell(
     start = time.perf_counter()
     torch.manual_seed(cell.seed)
     model = DLAForCausalLM(cell.config())
-    if cell.control is not None:
-        CONTROLS[cell.control](model)
+    control(model, cell.control)
     task, *others = cell.tasks()
     curve, diverged = train(model, task, cell.training, cell.seed, progress)
     if folder is not None:

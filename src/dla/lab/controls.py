@@ -1,14 +1,18 @@
 """Controls that are no memory of the library: made from its parts, in quadratic form, for short sequences."""
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from dla.lab.pairs import pairs, unit
+from dla.lab.probe import use_probe
 from dla.layers.memory import SHARPNESS, LogLinearMemory, Operands
 from dla.layers.mixer import LinearMixer
 from dla.models import DLAForCausalLM
+from dla.ops.rules import check_choice
 from dla.ops.state import State
 
 
@@ -33,7 +37,7 @@ class RoutedLevels(LogLinearMemory):
         member = F.one_hot(level, width) * past_of[..., None]  # [T, T, levels] whether token s is in a level of t
         sums = torch.einsum("tsl,bhsd->bhtld", member, k)
         route = F.softplus(self.sharpness)[:, None, None]
-        fit = torch.exp(route * (torch.einsum("bhtd,bhtld->bhtl", _unit(q), _unit(sums)) - 1))
+        fit = torch.exp(route * (torch.einsum("bhtd,bhtld->bhtl", unit(q), unit(sums)) - 1))
         weight = self.slots(x).transpose(1, 2)[..., :width] * fit  # [B, H, T, levels]
         weight = weight.gather(-1, level.expand(*weight.shape[:2], time, time))
         v = made.v.transpose(1, 2)
@@ -47,25 +51,6 @@ def levels(time: int, device: torch.device) -> Tensor:
     return (apart[..., None] >= (1 << torch.arange(time.bit_length() + 1, device=device))).sum(-1)
 
 
-def pairs(q: Tensor, k: Tensor, made: Operands) -> Tensor:
-    """[B, H, T, T] how much of value s a query at t reads through the transitions in between, all in one state."""
-    time = q.shape[2]
-    lower = torch.ones(time, time, device=q.device, dtype=torch.bool).tril()
-    total = torch.zeros_like(q[..., 0]) if made.g is None else made.g.transpose(1, 2).double().cumsum(-1)
-    decay = (total[..., :, None] - total[..., None, :]).masked_fill(~lower, -torch.inf).exp().to(q.dtype)
-    scores = (q @ k.transpose(-1, -2)) * decay
-    if made.beta is None:
-        return scores
-    beta = made.beta.transpose(1, 2)
-    among = beta[..., None] * (k @ k.transpose(-1, -2)) * decay
-    system = among.tril(-1) + torch.eye(time, device=q.device, dtype=q.dtype)
-    return torch.linalg.solve_triangular(system, scores, upper=False, left=False) * beta[..., None, :]
-
-
-def _unit(x: Tensor) -> Tensor:
-    return x / x.norm(dim=-1, keepdim=True).clamp_min(1e-6)
-
-
 def use_routed_levels(model: DLAForCausalLM) -> None:
     """Replace every log-linear memory of a model by routed levels."""
     for mixer in model.modules():
@@ -76,4 +61,13 @@ def use_routed_levels(model: DLAForCausalLM) -> None:
             mixer.memory.slots = slots
 
 
-CONTROLS = {"routed_levels": use_routed_levels}
+CONTROLS: dict[str, Callable[..., None]] = {"routed_levels": use_routed_levels, "probe": use_probe}
+
+
+def control(model: DLAForCausalLM, asked: str | dict[str, Any] | None) -> None:
+    """Make a model a control: by its name, or a table of its name and options."""
+    if asked is not None:
+        options = {"name": asked} if isinstance(asked, str) else dict(asked)
+        name = str(options.pop("name", None))
+        check_choice("control", name, tuple(CONTROLS))
+        CONTROLS[name](model, **options)

@@ -23,24 +23,28 @@ tau = [0.4, 0.6]      # a list makes one row for each of its values
 [[row]]
 label = "single, as large"
 match = "DLA tau=0.6" # a row of single states or softmax, sized to the memory that row had alive on average
-training = { lr = 3e-3 }
+training = { lr = [3e-3, 1e-2] }
 """
 
 import itertools
 import tomllib
 from collections.abc import Iterable, Iterator
+from copy import deepcopy
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from dla.lab.cell import Cell, Training
-from dla.lab.controls import CONTROLS
+from dla.lab.controls import control
 from dla.lab.measure import matched
-from dla.models.config import DLAConfig
+from dla.models import DLAConfig, DLAForCausalLM
 from dla.names import check_known, nearest
 
 TOP = ("name", "seeds", "training", "model", "task", "row")
 OWN = ("label", "control", "match", "training")  # keys of a row that are no option of the model
+TABLES = ("training", "control")  # keys whose value may be a table
 LISTS = ("layers", "time_step_limit")  # options of the model that are lists themselves
 
 
@@ -82,6 +86,8 @@ def make_grid(content: dict[str, Any]) -> Grid:
     ]
     _check_labels(cells)
     for cell in cells:
+        if cell.control is not None:
+            _try_control(cell)
         if cell.match is None:
             cell.config()  # refuses what cannot be
         else:
@@ -90,12 +96,30 @@ def make_grid(content: dict[str, Any]) -> Grid:
 
 
 def _spread(row: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """A row for each combination of the values of its lists."""
-    axes = [name for name, value in row.items() if isinstance(value, list) and name not in LISTS]
-    for values in itertools.product(*(row[name] for name in axes)):
-        chosen = dict(zip(axes, values, strict=True))
-        label = " ".join([row.get("label", ""), *(f"{name}={value}" for name, value in chosen.items())])
-        yield {**row, **chosen, "label": label.strip()}
+    """A row for each combination of the values of its lists, also of those in its tables."""
+    axes: list[tuple[tuple[str, ...], list[Any]]] = [
+        ((name,), value) for name, value in row.items() if isinstance(value, list) and name not in LISTS
+    ]
+    for table in TABLES:
+        inner = row.get(table)
+        if isinstance(inner, dict):
+            axes += [((table, name), value) for name, value in inner.items() if isinstance(value, list)]
+    for values in itertools.product(*(value for _, value in axes)):
+        made = deepcopy(row)
+        label = row.get("label", "")
+        for (path, _), value in zip(axes, values, strict=True):
+            (made if len(path) == 1 else made[path[0]])[path[-1]] = value
+            label += f" {path[-1]}={value}"
+        yield {**made, "label": label.strip()}
+
+
+def _try_control(cell: Cell) -> None:
+    """Refuse a control that cannot be."""
+    with torch.device("meta"):
+        try:
+            control(DLAForCausalLM(cell.config()), cell.control)
+        except (ValueError, TypeError) as error:
+            raise ValueError(f"row {cell.label!r}: {error}") from error
 
 
 def _cell(
@@ -109,8 +133,6 @@ def _cell(
     options = {name: None if value == "none" else value for name, value in options.items()}  # TOML has no null
     if not row["label"]:
         raise ValueError("every row needs a label")
-    if row.get("control") is not None and row["control"] not in CONTROLS:
-        raise ValueError(f"{where}: control must be one of {', '.join(CONTROLS)}, got {row['control']!r}")
     chosen = {**training, **row.get("training", {})}
     check_known(f"{where}: training", chosen, [f.name for f in fields(Training)])
     made = Cell(

@@ -148,13 +148,16 @@ class DynamicMemory(Memory):
             **options,
         )
 
+    def decide(self, made: Operands, cu_seqlens: Tensor | None = None) -> Segmentation:
+        """The decisions for sequences from their start."""
+        return segment(made.k, made.v, made.g, made.beta, **self.rules, cu_seqlens=cu_seqlens)
+
     def _noted(self, made: Operands, notes: dict[str, Any] | None, cu_seqlens: Tensor | None) -> Segmentation | None:
         """The decisions of the first pass, for a call that may be repeated."""
         if notes is None:
             return None
         if "segmentation" not in notes:
-            inputs = (made.k, made.v, made.g, made.beta)
-            notes["segmentation"] = segment(*inputs, **self.rules, cu_seqlens=cu_seqlens)
+            notes["segmentation"] = self.decide(made, cu_seqlens)
         return notes["segmentation"]
 
     def extra_repr(self) -> str:

@@ -14,7 +14,7 @@ from dla.ops.memories import DynamicMemory, LogLinearMemory, SingleMemory
 from dla.ops.rules import Rules
 from dla.ops.scan import Scan, scan
 from dla.ops.segmentation import Segmentation, decisions
-from dla.ops.state import DynamicState, LinearState, LogLinearState, TokenState
+from dla.ops.state import DynamicState, LinearState, LogLinearState, TokenState, take_rows
 from dla.ops.unbounded import as_bounded, token_state
 
 
@@ -180,8 +180,7 @@ def _newest_first(x: Tensor, size: Tensor) -> Tensor:
     index = size[..., None] - 1 - torch.arange(x.shape[2], device=x.device)
     index, live = index.clamp_min(0), index >= 0
     tail = [1] * (x.dim() - 3)
-    taken = x.gather(2, index.view(*index.shape, *tail).expand(x.shape))
-    return taken.masked_fill(~live.view(*live.shape, *tail), 0)
+    return take_rows(x, index).masked_fill_(~live.view(*live.shape, *tail), 0)
 
 
 def _unsort(x: Tensor, grid: Grid) -> Tensor:

@@ -181,7 +181,7 @@ class LogLinearState(State):
         bits = torch.arange(self.levels.shape[2] - 1, -1, -1, device=self.device)
         live = (self.length[:, None] >> bits) & 1  # [N, L], oldest (highest level) first
         order = bits[live.argsort(dim=1, descending=True, stable=True)]
-        return _take(self.levels, order[:, None].expand(self.levels.shape[:3]))
+        return take_rows(self.levels, order[:, None].expand(self.levels.shape[:3]))
 
 
 class DynamicState(State):
@@ -243,12 +243,12 @@ class DynamicState(State):
         )
 
     def dense(self) -> Tensor:
-        return _take(self.matrices, self.order)
+        return take_rows(self.matrices, self.order)
 
     @property
     def counts(self) -> Tensor:
         """Tokens in each state [N, H, K] int64, oldest first, zero-padded."""
-        return _take(self.count, self.order)
+        return take_rows(self.count, self.order)
 
     @property
     def scores(self) -> Tensor:
@@ -257,11 +257,11 @@ class DynamicState(State):
 
     def chronological_info(self) -> Tensor:
         """``scores`` as they are kept, in float64."""
-        return _take(self.info, self.order)
+        return take_rows(self.info, self.order)
 
     def chronological_keys(self) -> Tensor | None:
         """The key sums [N, H, K, dk], oldest first, zero-padded."""
-        return None if self.key_sums is None else _take(self.key_sums, self.order)
+        return None if self.key_sums is None else take_rows(self.key_sums, self.order)
 
 
 class TokenState(DynamicState):
@@ -325,10 +325,11 @@ def load_state(path: str | PathLike[str], device: str = "cpu") -> State:
     return State.restore(metadata, tensors)
 
 
-def _take(x: Tensor, order: Tensor) -> Tensor:
+def take_rows(x: Tensor, order: Tensor) -> Tensor:
     """Rows of x [N, H, K, ...] in the given order [N, H, K]."""
-    index = order.reshape(*order.shape, *[1] * (x.dim() - 3)).expand(*order.shape, *x.shape[3:])
-    return x.gather(2, index)
+    N, H, K = x.shape[:3]
+    first = K * torch.arange(N * H, device=x.device).view(N, H, 1)
+    return x.flatten(0, 2).index_select(0, (first + order).flatten()).view(*order.shape, *x.shape[3:])
 
 
 def _widen(x: Tensor, width: int) -> Tensor:

@@ -1,0 +1,191 @@
+"""A dynamic memory in quadratic form whose reads can be varied: for experiments on short sequences.
+
+``[[row]] control = { name = "probe", features = "count+age", rank = 2 }``: with no option it is the memory itself.
+"""
+
+import math
+from dataclasses import dataclass, fields
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from dla.lab.pairs import pairs, unit
+from dla.layers.memory import SHARPNESS, DynamicMemory, Operands
+from dla.layers.mixer import LinearMixer
+from dla.models import DLAForCausalLM
+from dla.names import check_known
+from dla.ops import Segmentation, segment
+from dla.ops.memories import follow
+from dla.ops.rules import check_choice
+from dla.ops.state import State
+
+FEATURES = ("count", "density", "age")
+KEYS = ("plain", "step", "faded")
+RATE_STEP = 0.01  # how fast tau follows the boundary rate
+
+
+@dataclass(frozen=True)
+class Probe:
+    """What is varied in how states are read.
+
+    sharpness: of routed reads, at the start. by_token: the layer's input moves it.
+    features: what the weight of a state also sees of it, as exp(learned factor * feature): the logarithm of its
+    ``count`` of tokens, its ``density`` (mean score), the logarithm of its ``age`` (tokens since its last).
+    normalise: routed weights of a read's states sum to one.
+    keys: a state is known by the "plain" sum of its tokens' keys, by their sum times the delta "step", or "faded" by
+    the decay since.
+    rank: slot weights of this rank, softplus(A x) softplus(B); 0: one weight a slot and token.
+    rate: tau of each head follows this boundary rate while training.
+    """
+
+    sharpness: float = SHARPNESS
+    by_token: bool = False
+    features: str = ""  # joined by "+"
+    normalise: bool = False
+    keys: str = "plain"
+    rank: int = 0
+    rate: float | None = None
+
+    def __post_init__(self) -> None:
+        check_known("features", self.seen, FEATURES)
+        check_choice("keys", self.keys, KEYS)
+
+    @property
+    def seen(self) -> list[str]:
+        return self.features.split("+") if self.features else []
+
+
+class FactoredWeights(nn.Module):
+    """lam = softplus(A x) softplus(B): slot weights of rank r, B shared by all tokens."""
+
+    def __init__(self, hidden_size: int, heads: int, width: int, rank: int, std: float) -> None:
+        super().__init__()
+        self.proj = nn.Linear(hidden_size, heads * rank, bias=False)
+        nn.init.normal_(self.proj.weight, std=std)
+        self.B = nn.Parameter(torch.full((heads, rank, width), math.log(math.expm1(1 / rank))))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[B, T, hidden] -> [B, T, heads, width]"""
+        parts = F.softplus(self.proj(x)).unflatten(-1, self.B.shape[:2])
+        return torch.einsum("bthr,hrk->bthk", parts, F.softplus(self.B))
+
+
+class ProbedMemory(DynamicMemory):
+    """A dynamic memory with hard gates; everything is computed from all pairs of tokens, there is no state to carry."""
+
+    def __init__(self, memory: DynamicMemory, probe: Probe, hidden_size: int, std: float) -> None:
+        heads, width = memory.slots.L.shape
+        super().__init__(
+            hidden_size, heads, width=width, routed=memory.sharpness is not None, slot_order=memory.slot_order,
+            **memory.rules,
+        )  # fmt: skip
+        self.probe = probe
+        if probe.rank:
+            self.slots = FactoredWeights(hidden_size, heads, width, probe.rank, std)  # type: ignore[assignment]
+        else:
+            self.slots = memory.slots
+        if self.sharpness is not None:
+            nn.init.constant_(self.sharpness, math.log(math.expm1(probe.sharpness)))
+        self.by_token = nn.Linear(hidden_size, heads, bias=False) if probe.by_token else None
+        if self.by_token is not None:
+            nn.init.zeros_(self.by_token.weight)
+        self.factors = nn.Parameter(torch.zeros(heads, len(probe.seen))) if probe.seen else None
+        self.tau = nn.Parameter(torch.full((heads,), float(self.rules["tau"])), requires_grad=False)
+
+    def attend(self, x: Tensor, made: Operands, past: Any, notes: Any, **options: Any) -> tuple[Tensor, State | None]:
+        if past is not None or options["cu_seqlens"] is not None or options["output_final_state"]:
+            raise ValueError("a probe is a control for training on whole sequences: no cache, no packing")
+        heads = made.v.shape[2]
+        q, k = (z.transpose(1, 2).repeat_interleave(heads // z.shape[2], 1) for z in (made.q, made.k))  # [B, H, T, dk]
+        decided = self.decide(made)
+        boundary, merged = decided.boundary.transpose(1, 2), decided.merged.transpose(1, 2)
+        last = (boundary.long() - (merged >= 0).long()).cumsum(-1) - 1  # [B, H, T]
+        none = last.new_zeros(*last.shape[:2], 1)
+        item = follow(none, last[:, :, None], merged[:, :, None], 0)[:, :, 0]  # [B, H, T, T] the state of s seen from t
+        lower = torch.ones(item.shape[-2:], dtype=torch.bool, device=x.device).tril()
+        item = item.clamp_min(0)
+        slots = int(last.max()) + 1
+        count = torch.zeros(*last.shape, slots, dtype=torch.long, device=x.device)
+        count.scatter_add_(-1, item, lower.long().expand_as(item))
+        weight = self.weights(x, q, k, made, decided, count, last)
+        weight = weight.gather(-1, item)
+        return made.scale * ((pairs(q, k, made) * weight) @ made.v.transpose(1, 2)).transpose(1, 2), None
+
+    def weights(
+        self, x: Tensor, q: Tensor, k: Tensor, made: Operands, decided: Segmentation, count: Tensor, last: Tensor
+    ) -> Tensor:
+        """[B, H, T, slots] of the states of ``count`` tokens each, the last one at index ``last`` [B, H, T]."""
+        slots, time = count.shape[-1], count.shape[2]
+        index = torch.arange(slots, device=x.device).expand(count.shape)
+        if self.slot_order == "recency":
+            index = (last[..., None] - index).clamp_min(0)
+        lam = self.slots(x).transpose(1, 2)
+        lam = lam.gather(-1, index.clamp_max(lam.shape[-1] - 1))
+        end = count.cumsum(-1)
+        fit = torch.zeros_like(lam)
+        if self.sharpness is not None:
+            extra = 0 if self.by_token is None else self.by_token(x).transpose(1, 2)
+            route = F.softplus(self.sharpness[:, None] + extra)  # [H, 1] or [B, H, T]
+            sums = self.key_sums(k, made, count, end)
+            fit = fit + route[..., None] * (torch.einsum("bhtd,bhtsd->bhts", unit(q), unit(sums)) - 1)
+        if self.factors is not None:
+            score = F.pad(decided.score.transpose(1, 2).cumsum(-1), (1, 0))
+            known = {
+                "count": count.clamp_min(1).log(),
+                "density": (_at(score, end) - _at(score, end - count)) / count.clamp_min(1),
+                "age": torch.log1p((torch.arange(time, device=x.device)[:, None] + 1 - end).clamp_min(0)),
+            }
+            seen = torch.stack([known[name].to(fit.dtype) for name in self.probe.seen], -1)
+            fit = fit + torch.einsum("bhtsf,hf->bhts", seen, self.factors)
+        fit = fit.masked_fill(count == 0, -torch.inf)
+        return lam * (fit.softmax(-1) if self.probe.normalise else fit.exp())
+
+    def key_sums(self, k: Tensor, made: Operands, count: Tensor, end: Tensor) -> Tensor:
+        """[B, H, T, slots, dk] what each state is known by."""
+        if self.probe.keys == "step" and made.beta is not None:
+            k = k * made.beta.transpose(1, 2)[..., None]
+        if self.probe.keys == "faded" and made.g is not None:
+            k = k.double() * (-made.g.transpose(1, 2).double().cumsum(-1)).exp()[..., None]
+        prefix = F.pad(k.cumsum(2), (0, 0, 1, 0))
+        return (_at(prefix, end) - _at(prefix, end - count)).to(made.k.dtype)
+
+    def decide(self, made: Operands, cu_seqlens: Tensor | None = None) -> Segmentation:
+        """The decisions, each head by its own tau if that follows a rate."""
+        if self.probe.rate is None:
+            return super().decide(made, cu_seqlens)
+        found = []
+        for head, tau in enumerate(self.tau.tolist()):
+            own = {
+                name: z[:, :, [head * z.shape[2] // made.v.shape[2]]]
+                for name, z in vars(made).items()
+                if name in ("k", "v", "g", "beta") and z is not None
+            }
+            found.append(segment(**own, **{**self.rules, "tau": tau}))
+        score, boundary, merged = (
+            torch.cat([getattr(f, name) for f in found], 2) for name in ("score", "boundary", "merged")
+        )
+        if self.training:
+            with torch.no_grad():
+                rate = boundary.to(self.tau.dtype).mean((0, 1))
+                self.tau.add_(RATE_STEP * (rate - self.probe.rate)).clamp_(0, 2)
+        return Segmentation(score, boundary, merged)
+
+
+def _at(prefix: Tensor, end: Tensor) -> Tensor:
+    """Prefix sums [B, H, T + 1, ...] at positions [B, H, T, slots]."""
+    shape, tail = end.shape, prefix.shape[3:]
+    index = end.flatten(2)
+    index = index.view(*index.shape, *[1] * len(tail)).expand(*index.shape, *tail)
+    return prefix.gather(2, index).view(*shape, *tail)
+
+
+def use_probe(model: DLAForCausalLM, **options: Any) -> None:
+    """Replace every dynamic memory of a model by a probed one."""
+    check_known("control", options, [f.name for f in fields(Probe)])
+    probe = Probe(**options)
+    for mixer in model.modules():
+        if isinstance(mixer, LinearMixer) and type(mixer.memory) is DynamicMemory:
+            config = model.config
+            mixer.memory = ProbedMemory(mixer.memory, probe, config.hidden_size, config.initializer_range)
