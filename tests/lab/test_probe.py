@@ -17,7 +17,8 @@ def make(backbone, **options):
     torch.manual_seed(0)
     sizes = {"hidden_size": 16, "num_heads": 2, "head_k_dim": 4, "head_v_dim": 8, "intermediate_size": 16}
     sizes |= {"vocab_size": 11, "num_hidden_layers": 2, "initializer_range": 0.3, "max_position_embeddings": 32}
-    return DLAForCausalLM(DLAConfig(backbone=backbone, memory="dynamic", **{"capacity": 4, **sizes, **options})).double()
+    options = {"backbone": backbone, "memory": "dynamic", "capacity": 4, **sizes, **options}
+    return DLAForCausalLM(DLAConfig(**options)).double()
 
 
 @pytest.mark.parametrize("backbone", ["linear", "mamba2", "gated_deltanet"])

@@ -2,7 +2,6 @@
 
 import json
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -78,6 +77,15 @@ def test_a_killed_run_goes_on(whole, tmp_path):
     assert len(read_results(torn)) == len(results)
 
 
+def living(session):
+    """Whether a process of that session still runs."""
+    try:
+        os.killpg(session, 0)
+        return True
+    except ProcessLookupError:
+        return False
+
+
 @pytest.mark.slow
 def test_kill(tmp_path):
     """A real one, of the whole process, in the middle."""
@@ -88,8 +96,12 @@ def test_kill(tmp_path):
     process = subprocess.Popen([sys.executable, str(tmp_path / "go.py")], env=environment, start_new_session=True)
     while not (tmp_path / "results.jsonl").exists() or not (tmp_path / "results.jsonl").read_text():
         time.sleep(0.1)
-    os.killpg(process.pid, signal.SIGKILL)
+    process.kill()  # it alone: its workers end by themselves
     process.wait()
+    deadline = time.monotonic() + 20
+    while living(process.pid) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert not living(process.pid)
     before = read_results(tmp_path / "results.jsonl")
     assert 0 < len(before) < len(small().cells)
     subprocess.run([sys.executable, str(tmp_path / "go.py")], env=environment, check=True)

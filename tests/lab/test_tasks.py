@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dla.lab.tasks import NO_TARGET, TASKS, Batch, Task, make_task
-from dla.lab.tasks.needle import _library_text
+from dla.lab.tasks.text import library_text
 
 VARIANTS = [
     ("recall", {}),
@@ -43,7 +43,8 @@ VARIANTS = [
     ("changes", {"segment": 32, "lags": 1, "symbols": 2, "set_size": 1}),
 ]
 every_variant = pytest.mark.parametrize(("name", "options"), VARIANTS, ids=lambda x: str(x).replace(" ", ""))
-every_task = pytest.mark.parametrize("name", TASKS)
+EXACT = [name for name in TASKS if name != "text"]  # those whose answers were written in the sequence
+every_task = pytest.mark.parametrize("name", EXACT)
 
 
 # The definitions once more, one token at a time: the answer to what was asked last, or None.
@@ -404,7 +405,7 @@ def test_haystacks_and_depths(haystack, depth):
         if haystack == "repeat":
             assert hay[8:] == hay[:-8] and len(set(hay)) > 4
         elif haystack == "text":
-            assert bytes(hay) in _library_text().tobytes()
+            assert bytes(hay) in library_text().tobytes()
         else:
             assert len(set(hay)) > 100
         depths.add(sum(2 <= token < 258 for token in row[: max(source)]))
@@ -412,7 +413,7 @@ def test_haystacks_and_depths(haystack, depth):
 
 
 def test_the_library_text_is_long_enough_and_text():
-    text = _library_text().tobytes()
+    text = library_text().tobytes()
     assert len(text) > 1_000_000 and text.count(b" the ") > 1000
 
 
@@ -458,7 +459,7 @@ def fingerprint(name: str, **options: object) -> str:
 
 
 def test_the_sequences_are_those_that_were_fixed():
-    assert {name: fingerprint(name) for name in TASKS} == {
+    assert {name: fingerprint(name) for name in EXACT} == {
         "recall": "a34c8329f1f2a9c9",
         "needle": "efcfa24822ab2a89",
         "selective_copy": "1282b49c1bf3f958",

@@ -5,6 +5,7 @@ import multiprocessing
 import os
 import queue
 import sys
+import threading
 from collections.abc import Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from dataclasses import replace
@@ -105,9 +106,18 @@ def _run_all(
 def _start_worker(steps: Any) -> None:
     global _progress
     _progress = steps
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     torch.set_num_threads(1)
     keep_freed_memory()
     disable_progress_bar()  # of every model saved
+
+
+def _end_with_parent() -> None:
+    """A worker whose parent was killed would go on for nobody."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)
 
 
 def _work(cell: Cell, folder: Path | None) -> Result:

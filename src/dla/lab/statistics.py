@@ -33,7 +33,7 @@ class Row:
 
     name: str  # the label; with what tells it from others, if several contenders have that label
     label: str
-    control: str | None
+    control: str | None  # its name
     match: str | None  # the label whose state bytes this one was sized to
     runs: list[Result]  # all of them, by seed
     accuracy: Estimate | None
@@ -217,10 +217,11 @@ def _row(name: str, runs: list[Result], evaluations: list[str]) -> Row:
     memory = {key for run in finished for key in run.get("memory") or {}}
     order = [key for key in MEMORY_FIGURES if key in memory] + sorted(memory - {*MEMORY_FIGURES})
     means = {key: _mean((run.get("memory") or {}).get(key) for run in finished) for key in order}
+    control = runs[0].get("control")
     return Row(
         name=name,
         label=runs[0]["label"],
-        control=runs[0].get("control"),
+        control=control["name"] if isinstance(control, dict) else control,
         match=runs[0].get("match"),
         runs=runs,
         accuracy=estimate([*by_seed(finished).values()]),

@@ -15,6 +15,7 @@ from dla.lab.tasks.changes import Changes
 from dla.lab.tasks.copying import Induction, SelectiveCopy
 from dla.lab.tasks.needle import Needle
 from dla.lab.tasks.recall import Overwrite, Recall
+from dla.lab.tasks.text import Text
 from dla.names import nearest
 
 __all__ = [
@@ -29,10 +30,11 @@ __all__ = [
     "SelectiveCopy",
     "Induction",
     "Changes",
+    "Text",
 ]
 
 TASKS: dict[str, type[Task]] = {
-    task.name: task for task in (Recall, Needle, SelectiveCopy, Induction, Overwrite, Changes)
+    task.name: task for task in (Recall, Needle, SelectiveCopy, Induction, Overwrite, Changes, Text)
 }
 
 

@@ -1,13 +1,9 @@
 """Needles in a haystack."""
 
-import sysconfig
 from dataclasses import dataclass
-from functools import cache
-from pathlib import Path
 from typing import ClassVar
 
 import numpy as np
-import numpy.typing as npt
 
 from dla.lab.tasks.base import (
     Batch,
@@ -22,6 +18,7 @@ from dla.lab.tasks.base import (
     put,
     with_targets,
 )
+from dla.lab.tasks.text import library_text
 from dla.ops.rules import check_choice
 
 NEEDLE, QUESTION = 0, 1  # the markers
@@ -74,7 +71,7 @@ class Needle(Task):
             if self.queries != 1:
                 raise ValueError(f"queries must be 1 where depth is fixed, got {self.queries}; or leave depth at None")
         if self.haystack == "text":
-            check_at_most("length", self.length, len(_library_text()), "as much text as there is")
+            check_at_most("length", self.length, len(library_text()), "as much text as there is")
         width = 2 + self.values_per_key
         spare = self.length // width - self.queries
         what = f"{self.needles} needles and {self.queries} questions of {width} tokens each"
@@ -119,20 +116,6 @@ class Needle(Task):
             return 2 + integers(rng, self.symbols, batch, size)
         if self.haystack == "repeat":
             return 2 + integers(rng, self.symbols, batch, self.period)[:, np.arange(size) % self.period]
-        text = _library_text()
+        text = library_text()
         first = integers(rng, len(text) - size + 1, batch, 1)
         return 2 + text[first + np.arange(size)].astype(np.int64)
-
-
-@cache
-def _library_text() -> npt.NDArray[np.uint8]:
-    """The top-level modules of the standard library in the order of their names, as bytes.
-
-    Without those whose names begin with an underscore or "site": some are written at installation.
-    """
-    folder = Path(sysconfig.get_paths()["stdlib"])
-    files = sorted(path for path in folder.glob("*.py") if not path.name.startswith(("_", "site")))
-    text = b"".join(path.read_bytes() for path in files)
-    if not text:
-        raise ValueError(f"a haystack of text needs the sources of the standard library; there are none in {folder}")
-    return np.frombuffer(text, np.uint8)
