@@ -327,6 +327,15 @@ def test_generations_are_those_of_hflm(kind: str, tokenizer: PreTrainedTokenizer
     assert found != free
 
 
+@pytest.mark.parametrize("kind", ["unbounded", "routed-unbounded"])
+def test_generations_without_a_capacity(kind: str, tokenizer: PreTrainedTokenizerFast) -> None:
+    """Contexts of other lengths than one another, whose states are joined for decoding."""
+    model = tiny(kind, eos_token_id=2)
+    contexts = [text(random.Random(n), n) for n in (2, 5, 9)]
+    found = generations(ours(model, tokenizer, batch_tokens=20), {"max_gen_toks": 4}, contexts)
+    assert found == generations(theirs(model, tokenizer, batch_size=1), {"max_gen_toks": 4}, contexts)
+
+
 def test_generations_of_transformers_own_model(mamba2: Path) -> None:
     mine, other = ours(str(mamba2 / "ours"), None), theirs(str(mamba2 / "theirs"), None, batch_size=1)
     for settings in ({"max_gen_toks": 12}, {"until": ["a", " "], "max_gen_toks": 30, "do_sample": False}):

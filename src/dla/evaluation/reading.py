@@ -12,7 +12,6 @@ from itertools import pairwise
 from typing import Any, Protocol
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from dla.layers.packing import Packing
@@ -333,11 +332,6 @@ def _join_layers(layers: Sequence[LayerCache]) -> LayerCache:
     joined.seen = max(layer.seen for layer in layers)
     states = [layer.state for layer in layers if layer.state is not None]
     tails = [layer.tail for layer in layers if layer.tail is not None]
-    for name in states[0].growing if states else ():  # State.cat takes keys and values of one length only
-        widest = max(getattr(state, name).shape[2] for state in states)
-        for state in states:
-            x = getattr(state, name)
-            setattr(state, name, F.pad(x, [0, 0] * (x.dim() - 3) + [0, widest - x.shape[2]]))
     joined.state = State.cat(states) if states else None
     joined.tail = torch.cat(tails) if tails else None
     return joined

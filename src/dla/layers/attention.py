@@ -30,6 +30,10 @@ class KVState(State):
         return cls(keys=none, values=none, length=length, window=window)
 
     @property
+    def shape(self) -> tuple[int, int, int, int]:
+        return self.keys.shape[0], self.keys.shape[1], self.keys.shape[-1], self.values.shape[-1]
+
+    @property
     def start(self) -> Tensor:
         """[N] the position of the first key held."""
         return torch.zeros_like(self.length) if self.window is None else (self.length - self.window).clamp_min(0)

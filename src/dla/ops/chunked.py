@@ -64,7 +64,7 @@ def log_linear(
         return decode.log_linear(Token.of(q, k, v, lam=lam, g=g, beta=beta), state, scale).to(v.dtype), state
     start = torch.zeros(layout.sequences, dtype=torch.int64, device=v.device) if state is None else state.length
     end = _length(layout, state, v)
-    chunk = chunk_length(layout, k.shape[3] * v.shape[3])
+    chunk = chunk_length(layout, k.shape[3] * v.shape[3], power=True)
     grid = Grid(layout, chunk, v.device, lead=(start % chunk).tolist())
     memory = LogLinearMemory(start, end - start, lam.shape[-1])
     carry = _empty_carry(k, v, layout, memory.rows)

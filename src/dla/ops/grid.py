@@ -65,14 +65,17 @@ class Grid:
             x.index_copy_(0, index[valid], value[valid].to(x.dtype))
 
 
-def chunk_length(layout: Layout, state: int, most: int = 64, whole: bool = False) -> int:
-    """A power of two from 16 to ``most``, no longer than the sequences need.
+def chunk_length(layout: Layout, state: int, most: int = 64, whole: bool = False, power: bool = False) -> int:
+    """From 16 to ``most``, no longer than the sequences need; a power of two, if it has to be.
 
     A token costs about C products inside its chunk, and a chunk's end moves ``state`` numbers a head: C near the root
     of that balances the two. ``whole``: sequences that fit one chunk get one, and no state is moved at all.
     """
-    needed = 1 << max(max(layout.lengths, default=0) - 1, 0).bit_length()
-    if whole and needed <= most:
-        return max(16, needed)
-    balanced = 1 << ((state - 1).bit_length() // 2)
-    return max(16, min(most, balanced, needed))
+    longest = max(layout.lengths, default=0)
+    if whole and longest <= most:
+        return max(16, longest)
+    balanced = max(16, min(most, 1 << ((state - 1).bit_length() // 2)))
+    if power:
+        return max(16, min(balanced, 1 << max(longest - 1, 0).bit_length()))
+    equal = -(-longest // max(1, -(-longest // balanced)))  # as many chunks, of one length
+    return max(16, -(-equal // 8) * 8)
