@@ -66,12 +66,22 @@ def _lab_options(parser: argparse.ArgumentParser) -> None:
     report.add_argument("--baseline", metavar="LABEL", help="compare all rows to this one, seed by seed")
     report.add_argument("--json", action="store_true", help="print the figures as JSON instead of tables")
     report.set_defaults(run=_lab_report)
+    tables = labs.add_parser("tables", help="fill the tables of a document from the results that they name")
+    tables.add_argument("document", type=Path, metavar="FILE.md")
+    tables.add_argument("--check", action="store_true", help="change nothing: exit with 1 if a table differs")
+    tables.set_defaults(run=_lab_tables)
 
 
 def _lab_run(args: argparse.Namespace) -> int:
     from dla.lab.run import run
 
     return run(args.grid, out=args.out, workers=args.workers, save_models=args.save_models)
+
+
+def _lab_tables(args: argparse.Namespace) -> int:
+    from dla.lab.tables import run
+
+    return run(args.document, check=args.check)
 
 
 def _lab_report(args: argparse.Namespace) -> int:

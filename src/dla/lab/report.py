@@ -141,7 +141,7 @@ def markdown(summary: Summary) -> str:
     """The report as Markdown, its tables aligned; the same for the same runs in any order."""
     parts = [f"# {_escape(title(summary))}", overview(summary), legend()]
     for task in summary.tasks:
-        parts += [f"## {_escape(task.title)}", _markdown_table(task_table(task)), *map(_escape, task_notes(task))]
+        parts += [f"## {_escape(task.title)}", markdown_table(task_table(task)), *map(_escape, task_notes(task))]
     return "\n\n".join(parts) + "\n"
 
 
@@ -258,7 +258,8 @@ def duration(seconds: float) -> str:
     return f"{minutes} min" if minutes < 120 else f"{minutes // 60} h {minutes % 60} min"
 
 
-def _markdown_table(table: Table) -> str:
+def markdown_table(table: Table) -> str:
+    """Aligned, the best in bold."""
     lines = [[_escape(x) for x in line] for line in [table.header, *table.cells]]
     for line, kind in zip(lines[1:], table.classes, strict=True):
         if kind == BEST:

@@ -234,16 +234,16 @@ def _row(name: str, runs: list[Result], evaluations: list[str]) -> Row:
     )
 
 
-def by_seed(runs: Iterable[Result], evaluation: str | None = None) -> dict[int, float]:
-    """Accuracy of each seed, on the task itself or on the evaluation of that key; without those that have none."""
+def by_seed(runs: Iterable[Result], evaluation: str | None = None, name: str = "accuracy") -> dict[int, float]:
+    """Accuracy (or loss) of each seed, on the task or on the evaluation of that key; without those that have none."""
     found: dict[int, list[float]] = {}
     for run in runs:
-        accuracy = run.get("accuracy")
+        value = run.get(name)
         if evaluation is not None:
-            measured = {canonical(e["task"]): e.get("accuracy") for e in run.get("evaluations") or []}
-            accuracy = measured.get(evaluation)
-        if is_number(accuracy):
-            found.setdefault(run["seed"], []).append(accuracy)
+            measured = {canonical(e["task"]): e.get(name) for e in run.get("evaluations") or []}
+            value = measured.get(evaluation)
+        if is_number(value):
+            found.setdefault(run["seed"], []).append(value)
     return {seed: statistics.fmean(values) for seed, values in found.items()}
 
 

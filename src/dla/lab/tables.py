@@ -1,0 +1,164 @@
+"""`dla lab tables`: the tables of a document, each from the results file that it names.
+
+<!-- table
+results = "study/results/recall.jsonl"   # from the folder of the command
+rows = ["single", "routed"]              # labels, in this order; left out: all, in the order of the file
+value = "accuracy"                       # or "loss"
+baseline = "single"                      # adds paired differences to it
+figures = ["state_bytes"]                # further columns, of the first task
+-->
+(what is here is replaced)
+<!-- end -->
+"""
+
+import re
+import sys
+import tomllib
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from dla.lab.html import Table
+from dla.lab.report import estimate_text, load, markdown_table
+from dla.lab.statistics import (
+    Result,
+    by_seed,
+    canonical,
+    difference,
+    estimate,
+    evaluation_title,
+    is_number,
+    option_order,
+    status,
+    task_titles,
+)
+from dla.names import check_known
+
+BLOCK = re.compile(r"(<!-- table\n(.*?)-->\n)(.*?)(<!-- end -->)", re.DOTALL)
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a table shows."""
+
+    results: str
+    rows: tuple[str, ...] = ()
+    value: str = "accuracy"
+    baseline: str | None = None
+    figures: tuple[str, ...] = ()
+    only: tuple[str, ...] = ()  # titles of columns; left out: all
+
+
+@dataclass(frozen=True)
+class Column:
+    """A task, or one of its evaluations."""
+
+    title: str
+    task: str  # canonical
+    evaluation: str | None
+
+
+def run(document: Path, *, check: bool = False) -> int:
+    """Fill the tables of a document, or with ``check`` say whether they are as they should be; the exit code."""
+    try:
+        text = document.read_text(encoding="utf-8")
+        filled = fill(text)
+    except (OSError, ValueError) as error:
+        print(f"dla lab tables: {error}", file=sys.stderr)
+        return 2
+    if check:
+        same = filled == text
+        print(f"{document}: {'as the results say' if same else 'differs from the results'}")
+        return 0 if same else 1
+    document.write_text(filled, encoding="utf-8", newline="\n")
+    print(f"{len(BLOCK.findall(text))} tables in {document}")
+    return 0
+
+
+def fill(text: str) -> str:
+    """The text with all its tables made anew."""
+    return BLOCK.sub(lambda found: f"{found[1]}\n{table(_asked(found[2]))}\n\n{found[4]}", text)
+
+
+def _asked(text: str) -> Asked:
+    try:
+        given = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ValueError(f"a table's settings are not valid TOML: {error}") from error
+    check_known("table", given, [f.name for f in fields(Asked)])
+    if "results" not in given:
+        raise ValueError("a table needs results, the file it is made from")
+    options: dict[str, Any] = {name: tuple(x) if isinstance(x, list) else x for name, x in given.items()}
+    return Asked(**options)
+
+
+def table(asked: Asked) -> str:
+    """In Markdown: a line a row, a column a task or evaluation, each the mean ± half its 95 % interval over seeds."""
+    runs = load(asked.results)
+    labels = list(dict.fromkeys(run["label"] for run in runs))
+    check_known(f"rows of {asked.results}", [*asked.rows, *filter(None, [asked.baseline])], labels)
+    places = columns(runs)
+    check_known(f"columns of {asked.results}", asked.only, [place.title for place in places])
+    places = [place for place in places if not asked.only or place.title in asked.only]
+    header, lines = [""], [[label] for label in asked.rows or labels]
+    for place in places:
+        header.append(place.title)
+        base = _values(runs, place, asked.baseline, asked.value) if asked.baseline else {}
+        for line in lines:
+            values = _values(runs, place, line[0], asked.value)
+            line.append(estimate_text(estimate([*values.values()])))
+            if base and line[0] != asked.baseline and (change := difference(values, base)) is not None:
+                line[-1] += f" ({estimate_text(change, signed=True)})"
+    for name in asked.figures:
+        header.append(name.replace("_", " "))
+        for line in lines:
+            line.append(_figure(runs, places[0], line[0], name))
+    lost = {line[0]: [r for r in runs if r["label"] == line[0] and status(r) != "finished"] for line in lines}
+    notes = [f"{label}: {len(found)} diverged or failed, left out." for label, found in lost.items() if found]
+    seeds = sorted({run["seed"] for run in runs})
+    notes.append(f"Seeds {', '.join(map(str, seeds))}; {_count(runs)}; {asked.value}, mean ± half the 95 % interval")
+    notes[-1] += f", in brackets the paired difference to {asked.baseline}." if asked.baseline else "."
+    return "\n\n".join([markdown_table(Table(header, lines, [""] * len(lines))), *notes])
+
+
+def columns(runs: Sequence[Result]) -> list[Column]:
+    """The tasks in the order of their options, each followed by its evaluations."""
+    tasks = {canonical(run["task"]): run["task"] for run in runs}
+    keys = sorted(tasks, key=lambda key: option_order(tasks[key]))
+    found: list[Column] = []
+    for key, title in zip(keys, task_titles([tasks[key] for key in keys]), strict=True):
+        found.append(Column(title, key, None))
+        others = {
+            canonical(e["task"]): e["task"] for run in runs if canonical(run["task"]) == key for e in run["evaluations"]
+        }
+        for other, options in others.items():
+            found.append(Column(f"→ {evaluation_title(tasks[key], options)}", key, other))
+    return found
+
+
+def _values(runs: Sequence[Result], place: Column, label: str | None, name: str) -> dict[int, float]:
+    """By seed."""
+    return by_seed(_of(runs, place, label), place.evaluation, name)
+
+
+def _of(runs: Sequence[Result], place: Column, label: str | None) -> list[Result]:
+    return [
+        run
+        for run in runs
+        if run["label"] == label and canonical(run["task"]) == place.task and status(run) == "finished"
+    ]
+
+
+def _figure(runs: Sequence[Result], place: Column, label: str, name: str) -> str:
+    found: list[Any] = [run.get(name, (run.get("memory") or {}).get(name)) for run in _of(runs, place, label)]
+    numbers = [x for x in found if is_number(x)]
+    if not numbers:
+        return "–"
+    mean = sum(numbers) / len(numbers)
+    return f"{mean:,.0f}" if mean >= 100 else f"{mean:.2f}"
+
+
+def _count(runs: Sequence[Result]) -> str:
+    steps = sorted({run["training"]["steps"] for run in runs})
+    return f"{' or '.join(map(str, steps))} steps"

@@ -1,0 +1,104 @@
+"""Tables of a document from results files."""
+
+import json
+import math
+
+import pytest
+
+from dla.lab.tables import fill, run
+
+TEXT = """# Study
+
+<!-- table
+results = "{results}"
+baseline = "single"
+{more}
+-->
+old
+<!-- end -->
+
+behind
+"""
+
+
+def line(label, seed, accuracy, other, **more):
+    task = {"name": "recall", "pairs": 4, "length": 64}
+    longer = {**task, "length": 256}
+    return {
+        "key": f"{label}{seed}", "label": label, "seed": seed, "task": task, "accuracy": accuracy,
+        "loss": 1 - accuracy, "training": {"steps": 7}, "diverged": False, "state_bytes": 1234.4,
+        "evaluations": [{"task": longer, "accuracy": other, "loss": 1 - other}], **more,
+    }  # fmt: skip
+
+
+@pytest.fixture
+def results(tmp_path):
+    lines = [line("single", 0, 0.2, 0.1), line("single", 1, 0.4, 0.2), line("routed", 1, 0.9, 0.5)]
+    lines += [line("routed", 0, 0.5, 0.3), line("routed", 2, 0.1, 0.1, diverged=True)]
+    lines[-2]["memory"] = {"boundary_rate": 0.25}
+    file = tmp_path / "results.jsonl"
+    file.write_text("".join(json.dumps(x) + "\n" for x in lines))
+    return file
+
+
+def cells(text):
+    rows = [x for x in text.splitlines() if x.startswith("|")]
+    return [[cell.strip() for cell in row.strip("|").split("|")] for row in rows]
+
+
+def test_values_and_paired_differences(results):
+    text = fill(TEXT.format(results=results, more='figures = ["state_bytes", "boundary_rate"]'))
+    header, _, single, routed = cells(text)
+    assert header == ["", "recall, length 64", "→ length 256", "state bytes", "boundary rate"]
+    t = 12.706  # Student's, one degree of freedom
+    half = t * math.sqrt(0.02) / math.sqrt(2)
+    assert single == ["single", f"0.300 ± {half:.3f}", f"0.150 ± {half / 2:.3f}", "1,234", "–"]
+    # differences 0.3 and 0.5: the runs are paired by their seed
+    assert routed[1] == f"0.700 ± {2 * half:.3f} (+0.400 ± {half:.3f})"
+    assert routed[3:] == ["1,234", "0.25"]
+    assert "routed: 1 diverged or failed" in text and "Seeds 0, 1, 2; 7 steps" in text
+    assert text.startswith("# Study") and text.endswith("behind\n") and "old" not in text
+
+
+def test_loss_chosen_rows_and_columns(results):
+    more = 'value = "loss"\nrows = ["routed"]\nonly = ["→ length 256"]'
+    header, _, *lines = cells(fill(TEXT.format(results=results, more=more)))
+    assert header == ["", "→ length 256"]
+    assert [x[0] for x in lines] == ["routed"]
+    assert lines[0][1].startswith("0.600 ±")
+
+
+def test_a_document_is_filled_once(results, tmp_path, capsys):
+    document = tmp_path / "study.md"
+    document.write_text(TEXT.format(results=results, more=""))
+    assert run(document, check=True) == 1
+    assert run(document) == 0
+    assert run(document, check=True) == 0
+    filled = document.read_text()
+    assert run(document) == 0
+    assert document.read_text() == filled
+    document.write_text(filled.replace("0.300", "0.301"))
+    assert run(document, check=True) == 1
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ('rows = ["rooted"]', "nearest is 'routed'"),
+        ('colour = "red"', "'colour' is not known"),
+        ("value = ", "not valid TOML"),
+        ('only = ["length 256"]', "nearest is '→ length 256'"),
+    ],
+)
+def test_refusals(results, tmp_path, capsys, more, message):
+    document = tmp_path / "study.md"
+    document.write_text(TEXT.format(results=results, more=more))
+    assert run(document) == 2
+    assert message in capsys.readouterr().err
+    assert "old" in document.read_text()
+
+
+def test_missing_results(tmp_path, capsys):
+    document = tmp_path / "study.md"
+    document.write_text(TEXT.format(results=tmp_path / "none.jsonl", more=""))
+    assert run(document) == 2
