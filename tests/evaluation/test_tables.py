@@ -56,11 +56,11 @@ def test_rows_and_averages():
     assert [head.label for head in table.heads] == ["SQuAD", "TriviaQA", "SWDE", "FDA", "NQ", "DROP", "Avg."]
     assert line(table, "A") == [10.0, 20.0, 30.0, 0.0, 5.0, 25.0, 15.0]
     assert line(table, "B")[-1] == pytest.approx(96.04 / 6)
-    assert cells(table.markdown())[2] == ["A", "10.0", "**20.0**", "30.0", "**0.0**", "**5.0**", "25.0", "15.0"]
+    assert cells(table.markdown())[2] == ["A", "10.0", "**20.0**", "30.0", "0.0", "**5.0**", "25.0", "15.0"]
 
 
 def test_best_is_bold_and_what_prints_alike_is_equally_so():
-    assert best(make_table([A, B], "retrieval")) == [[1, 3, 4], [0, 1, 2, 3, 5, 6]]
+    assert best(make_table([A, B], "retrieval")) == [[1, 4], [0, 1, 2, 5, 6]]  # column 3 is zero in both
 
 
 def test_one_row_has_no_best():
@@ -191,6 +191,16 @@ def test_ablation_takes_the_mean_of_ruler():
     assert "not run: MV at 4096" in table.notes
 
 
+def test_ablation_at_another_length():
+    short = ruler("A", [60.0, 50.0, 40.0, 30.0, 20.0, 10.0], length="1024")
+    table = make_table([short], "budget")
+    assert [head.label for head in table.heads][-1] == "RULER 1K"
+    assert line(table, "A")[-1] == 35.0
+    both = make_table([short], "budget", paper_rows=True)
+    assert [head.label for head in both.heads][-2:] == ["RULER 1K", "RULER"]
+    assert line(both, "Mamba-2 + DLA, K=20 (paper)")[-2:] == [None, 56.3]
+
+
 def test_official_and_other_tasks_are_not_held_against_each_other():
     style = ruler("B", [70.0] * 6, official=False, title="RULER-style")
     table = make_table([ruler("A", [60.0] * 6), style], "ruler")
@@ -267,7 +277,7 @@ def test_markdown_is_escaped():
 
 def test_text_lines_up_and_stars_the_best():
     rows = make_table([A, B], "retrieval").text().splitlines()
-    assert rows[4].split() == ["A", "10.0", "20.0*", "30.0", "0.0*", "5.0*", "25.0", "15.0"]
+    assert rows[4].split() == ["A", "10.0", "20.0*", "30.0", "0.0", "5.0*", "25.0", "15.0"]
     assert rows[4].index(".") == rows[5].index(".")
     assert "* best of its column." in rows
 

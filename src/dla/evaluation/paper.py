@@ -67,7 +67,8 @@ class Layout:
 def columns(layout: str, lengths: Sequence[str] = (PAPER_LENGTH,)) -> list[Column]:
     """The columns of a layout, with its averages; those of RULER for each of the lengths."""
     if layout != "ruler":
-        return list(LAYOUTS[layout].columns)
+        others = [_ruler_mean(length) for length in lengths]
+        return [c for column in LAYOUTS[layout].columns for c in (others if column is RULER_MEAN else [column])]
     found = []
     for length in lengths:
         tasks = [Column(f"{name}@{length}", label, f"RULER {length_text(length)}") for name, label in RULER.items()]
@@ -82,6 +83,13 @@ def length_text(length: str) -> str:
 
 def _average(parts: Sequence[Column], key: str = "average", heading: str = "") -> Column:
     return Column(key, "Avg.", heading, tuple(column.key for column in parts))
+
+
+def _ruler_mean(length: str) -> Column:
+    """Of its tasks at a length; at the paper's it is called RULER alone."""
+    own = length == PAPER_LENGTH
+    parts = tuple(f"{name}@{length}" for name in RULER)
+    return Column("ruler" if own else f"ruler@{length}", "RULER" if own else f"RULER {length_text(length)}", "", parts)
 
 
 def _with_average(parts: Sequence[Column]) -> tuple[Column, ...]:
@@ -141,7 +149,7 @@ LONGBENCH = _with_average(
         Column("longbench_samsum", "SAMSum", "Few-shot"),
     ]
 )
-RULER_MEAN = Column("ruler", "RULER", "", tuple(f"{name}@{PAPER_LENGTH}" for name in RULER))
+RULER_MEAN = _ruler_mean(PAPER_LENGTH)
 ABLATION = (*COMMONSENSE[:4], RULER_MEAN)
 RULER_4K = tuple(Column(f"{name}@{PAPER_LENGTH}", label) for name, label in RULER.items())
 

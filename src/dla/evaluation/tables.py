@@ -109,11 +109,11 @@ def _paper_notes(layout: str, places: Sequence[Column]) -> list[str]:
 
 
 def _with_best(lines: list[Line], incomparable: Sequence[bool]) -> list[Line]:
-    """With the highest of each column marked, as printed, so that equal digits are equally bold."""
+    """With the highest of each column marked, as printed, so that equal digits are equally bold; nothing at zero."""
     marked = [list(line.cells) for line in lines]
     for i, skip in enumerate(incomparable):
         shown = [(round(cell.value, 1), j) for j, line in enumerate(lines) if (cell := line.cells[i]).value is not None]
-        if skip or len(shown) < 2:
+        if skip or len(shown) < 2 or max(shown)[0] == 0:
             continue
         for value, j in shown:
             if value == max(shown)[0]:
