@@ -21,7 +21,7 @@ from dla.models.config import DLAConfig
 from dla.models.info import cache_bytes
 from dla.ops.state import State
 
-FORK, FORK_ROW = 8.0, 2.5  # tokens that could be read while a state is copied, and for each matrix of it (on a CPU)
+FORK, FORK_ROW = 8.0, 1.3  # tokens that could be read while a state is copied, and for each matrix of it (on a CPU)
 CPU_STATES = 32 << 20  # bytes of one layer's states in a batch: with more, a CPU waits for its memory
 LOGITS = 1 << 25  # numbers made at a time
 

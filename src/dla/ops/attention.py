@@ -106,7 +106,7 @@ def dynamic_linear_attention(
         wants_state=wants_state,
         inplace=inplace,
     )
-    return o, _returned(o, final, initial_state, wants_state, inplace)
+    return o, _returned(final, initial_state, wants_state, inplace)
 
 
 def log_linear_attention(
@@ -150,7 +150,7 @@ def log_linear_attention(
         wants_state=wants_state,
         inplace=inplace,
     )
-    return o, _returned(o, final, initial_state, wants_state, inplace)
+    return o, _returned(final, initial_state, wants_state, inplace)
 
 
 def linear_attention(
@@ -191,16 +191,16 @@ def linear_attention(
         wants_state=wants_state,
         inplace=inplace,
     )
-    return o, _returned(o, final, initial_state, wants_state, inplace)
+    return o, _returned(final, initial_state, wants_state, inplace)
 
 
 def _scale(scale: float | None, q: Tensor) -> float:
     return q.shape[-1] ** -0.5 if scale is None else float(scale)
 
 
-def _returned(o: Tensor, final: S | None, initial: S | None, wanted: bool, inplace: bool) -> S | None:
+def _returned(final: S | None, initial: S | None, wanted: bool, inplace: bool) -> S | None:
     if not wanted or final is None:
         return None
     if inplace and initial is not None and final is not initial:
-        return initial.assign(final, reuse=not o.requires_grad)  # what a gradient may still need stays as it is
+        return initial.assign(final)
     return final

@@ -14,7 +14,7 @@ from dla.ops.memories import DynamicMemory, LogLinearMemory, SingleMemory
 from dla.ops.rules import Rules
 from dla.ops.scan import Scan, scan
 from dla.ops.segmentation import Segmentation, decisions
-from dla.ops.state import DynamicState, LinearState, LogLinearState, TokenState, take_rows
+from dla.ops.state import DynamicState, LinearState, LogLinearState, TokenState, newest_first, take_rows
 from dla.ops.unbounded import as_bounded, token_state
 
 
@@ -128,12 +128,9 @@ def dynamic(
     memory = DynamicMemory(boundary, merged, bounded.size, offsets, capacity, soft)
     recency = slot_order == "recency"
     engine = Engine(grid, memory, compute_dtype(v.dtype), scale, recency, wants_state=wants_state)
-    carry = [_newest_first(bounded.dense(), bounded.size)[grid.rows]]
+    carry = bounded.newest_first(grid.rows)
     if soft:
         carry[0] = torch.cat([torch.zeros_like(carry[0][:, :, :1]), carry[0]], 2)
-    keys = bounded.chronological_keys()
-    if keys is not None:
-        carry.append(_newest_first(keys, bounded.size)[grid.rows])
     o, carry = _attend(engine, layout, carry, q, k, v, lam=lam, g=g, beta=beta, gate=gate, route=route)
     if not wants_state:
         return o, None
@@ -170,17 +167,11 @@ def _attend(
 
 
 def _final_state(carry: list[Tensor], scanned: Scan, grid: Grid, length: Tensor) -> DynamicState:
-    matrices = _newest_first(_unsort(carry[0], grid), scanned.size)  # its own inverse
-    keys = _newest_first(_unsort(carry[1], grid), scanned.size) if len(carry) > 1 else None
-    return DynamicState.chronological(matrices, scanned.size, scanned.count, scanned.info, keys, length)
-
-
-def _newest_first(x: Tensor, size: Tensor) -> Tensor:
-    """Reverse the first ``size`` [N, H] entries of x [N, H, K, ...]; the rest are zero."""
-    index = size[..., None] - 1 - torch.arange(x.shape[2], device=x.device)
-    index, live = index.clamp_min(0), index >= 0
-    tail = [1] * (x.dim() - 3)
-    return take_rows(x, index).masked_fill_(~live.view(*live.shape, *tail), 0)
+    places = newest_first(scanned.size, carry[0].shape[2])
+    matrices, *keys = (take_rows(x, places, grid.rows.argsort()) for x in carry)
+    return DynamicState.chronological(
+        matrices, scanned.size, scanned.count, scanned.info, keys[0] if keys else None, length
+    )
 
 
 def _unsort(x: Tensor, grid: Grid) -> Tensor:

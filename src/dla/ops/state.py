@@ -116,15 +116,9 @@ class State:
         """What states must share to stand in one batch."""
         return type(self), self.settings(), tuple(self.tensors()), self.shape[1:], self.dtype, self.device
 
-    def assign(self, other: Self, reuse: bool = True) -> Self:
-        """Take over the content of ``other``, in this object and, with ``reuse``, in its memory where shapes allow."""
-        for name, x in other.tensors().items():
-            mine = getattr(self, name)
-            if reuse and mine is not None and mine.shape == x.shape:
-                mine.copy_(x)
-            else:
-                setattr(self, name, x)
-        return self
+    def assign(self, other: Self) -> Self:
+        """Take over the content of ``other``, in this object; its former tensors stay as they are."""
+        return self._set(other.tensors())
 
     def label(self) -> dict[str, str]:
         """What ``restore`` needs beside the tensors."""
@@ -263,6 +257,11 @@ class DynamicState(State):
         """The key sums [N, H, K, dk], oldest first, zero-padded."""
         return None if self.key_sums is None else take_rows(self.key_sums, self.order)
 
+    def newest_first(self, sequences: Tensor) -> list[Tensor]:
+        """Matrices and, for routed reads, key sums of some sequences [n]: copies [n, H, K, ...], zero-padded."""
+        order = self.order.gather(2, newest_first(self.size, self.order.shape[2]))[sequences]
+        return [take_rows(x, order, sequences) for x in (self.matrices, self.key_sums) if x is not None]
+
 
 class TokenState(DynamicState):
     """The dynamic memory without a capacity: every token is kept, as its value and its key after all transitions.
@@ -325,11 +324,18 @@ def load_state(path: str | PathLike[str], device: str = "cpu") -> State:
     return State.restore(metadata, tensors)
 
 
-def take_rows(x: Tensor, order: Tensor) -> Tensor:
-    """Rows of x [N, H, K, ...] in the given order [N, H, K]."""
+def take_rows(x: Tensor, order: Tensor, sequences: Tensor | None = None) -> Tensor:
+    """Rows of x [N, H, K, ...] in the given order [n, H, K], of these sequences [n] (None: of each)."""
     N, H, K = x.shape[:3]
-    first = K * torch.arange(N * H, device=x.device).view(N, H, 1)
+    sequences = torch.arange(N, device=x.device) if sequences is None else sequences
+    first = K * (H * sequences[:, None, None] + torch.arange(H, device=x.device)[:, None])
     return x.flatten(0, 2).index_select(0, (first + order).flatten()).view(*order.shape, *x.shape[3:])
+
+
+def newest_first(size: Tensor, rows: int) -> Tensor:
+    """The places [N, H, rows] in an order of ``size`` [N, H] live entries that turn those around; its own inverse."""
+    place = torch.arange(rows, device=size.device).expand(*size.shape, rows)
+    return torch.where(place < size[..., None], size[..., None] - 1 - place, place)
 
 
 def _widen(x: Tensor, width: int) -> Tensor:
