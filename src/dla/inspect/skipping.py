@@ -1,0 +1,113 @@
+"""How many states a read needs: those whose weight is negligible can be left out, with a bounded error.
+
+Leaving out the states of a set changes an output by at most scale |q| sum_i w_i |S_i| over that set, w_i being the
+weight of state i and |S_i| its Frobenius norm. A read may therefore drop, from the smallest such bound on, as many
+states as together stay below a tolerance times the sum over all states.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from dla.layers.memory import DynamicMemory, Operands
+from dla.ops import dynamic_linear_attention
+from dla.ops.routing import direction
+from dla.ops.state import DynamicState
+
+
+@dataclass(frozen=True)
+class Skipped:
+    """What a tolerance saves, mean over all reads of all dynamic layers."""
+
+    tolerance: float
+    live: float  # states
+    read: float  # states that are left
+    error: float  # |change of the outputs| / |outputs|, of all outputs together
+    bound: float  # the same with the bound on the change in its place
+
+
+@torch.no_grad()
+def skipping(model: nn.Module, ids: Tensor, tolerances: Sequence[float]) -> list[Skipped]:
+    """Of the sequences ids [B, T], each from its start, token by token."""
+    found: list[list[Tensor]] = [[] for _ in tolerances]
+
+    def look(memory: nn.Module, args: tuple[Any, ...]) -> None:
+        x, made, packing = args[:3]
+        assert isinstance(memory, DynamicMemory) and packing.cu_seqlens is None
+        for sums, parts in zip(found, reads(memory, x, made, tolerances), strict=True):
+            sums.append(parts)
+
+    hooks = [m.register_forward_pre_hook(look) for m in model.modules() if isinstance(m, DynamicMemory)]
+    try:
+        model(ids, use_cache=False, logits_to_keep=1)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    if not hooks:
+        raise ValueError("the model has no dynamic memory")
+    results = []
+    for tolerance, parts in zip(tolerances, found, strict=True):
+        count, live, read, change, bound, output = torch.stack(parts).sum(0).tolist()
+        results.append(
+            Skipped(tolerance, live / count, read / count, (change / output) ** 0.5, (bound / output) ** 0.5)
+        )
+    return results
+
+
+def reads(memory: DynamicMemory, x: Tensor, made: Operands, tolerances: Sequence[float]) -> list[Tensor]:
+    """For each tolerance the number of reads, and sums over them: live, read, |change|^2, |bound|^2, |output|^2."""
+    lam = memory.slots(x)
+    route = None if memory.sharpness is None else F.softplus(memory.sharpness.to(lam.dtype))
+    sums = torch.zeros(len(tolerances), 6, dtype=torch.float64)
+    state: DynamicState | None = None
+    for t in range(x.shape[1]):
+        now: dict[str, Any] = {
+            name: z if z is None or isinstance(z, float) else z[:, t : t + 1].contiguous()
+            for name, z in vars(made).items()
+        }
+        _, state = dynamic_linear_attention(
+            **now, lam=lam[:, t : t + 1], **memory.rules, slot_order=memory.slot_order, route=route,
+            initial_state=state, inplace=state is not None, output_final_state=True,
+        )  # fmt: skip
+        assert state is not None
+        parts, limits, live = contributions(state, now["q"][:, 0], lam[:, t], route, memory.slot_order, made.scale)
+        for i, tolerance in enumerate(tolerances):
+            order = limits.sort(-1)
+            dropped = order.values.cumsum(-1) <= tolerance * limits.sum(-1, keepdim=True)
+            skip = torch.zeros_like(dropped).scatter(-1, order.indices, dropped) & live
+            change = (parts * skip[..., None]).sum(2).square().sum()
+            bound = (limits * skip).sum(-1).square().sum()
+            figures = (
+                live[..., 0].numel(),
+                live.sum(),
+                (live & ~skip).sum(),
+                change,
+                bound,
+                parts.sum(2).square().sum(),
+            )
+            sums[i] += torch.tensor([float(figure) for figure in figures], dtype=torch.float64)
+    return list(sums)
+
+
+def contributions(
+    state: DynamicState, q: Tensor, lam: Tensor, route: Tensor | None, slot_order: str, scale: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """What each state adds to a read [N, H, K, dv], the bound on its norm [N, H, K], and which states live."""
+    matrices, heads = state.dense(), lam.shape[1]
+    K = matrices.shape[2]
+    q = q.repeat_interleave(heads // q.shape[1], 1).to(matrices.dtype)  # [N, H, dk]
+    index = torch.arange(K, device=q.device).expand(matrices.shape[:3])
+    live = index < state.size[..., None]
+    slot = index if slot_order == "chronological" else state.size[..., None] - 1 - index
+    weight = lam.gather(-1, slot.clamp(0, lam.shape[-1] - 1)) * live
+    keys = state.chronological_keys()
+    if route is not None and keys is not None:
+        cos = torch.einsum("nhd,nhkd->nhk", direction(q), direction(keys))
+        weight = weight * (route[:, None] * (cos - 1)).exp()
+    parts = scale * weight[..., None] * torch.einsum("nhd,nhkde->nhke", q, matrices)
+    limits = scale * weight * q.norm(dim=-1, keepdim=True) * matrices.flatten(3).norm(dim=-1)
+    return parts, limits, live
