@@ -24,7 +24,12 @@ def make(backbone, **options):
 @pytest.mark.parametrize("backbone", ["linear", "mamba2", "gated_deltanet"])
 @pytest.mark.parametrize(
     "options",
-    [{}, {"routed": True}, {"routed": True, "slot_order": "recency", "merge": "similarity"}, {"capacity": None}],
+    [
+        {},
+        {"routed": True},
+        {"routed": True, "slot_order": "recency", "merge": "similarity"},
+        {"capacity": None, "slot_rank": 2},
+    ],
 )
 def test_with_no_option_it_is_the_memory(backbone, options):
     model, ids = make(backbone, **{"tau": 1.3, **options}), torch.randint(0, 11, (2, 21))
@@ -34,7 +39,7 @@ def test_with_no_option_it_is_the_memory(backbone, options):
     assert_close(model(ids, use_cache=False).logits, expected, 1e-6)
 
 
-@pytest.mark.parametrize("option", [{"rank": 2}, {"sharpness": 9.0}, {"normalise": True}, {"keys": "step"}])
+@pytest.mark.parametrize("option", [{"sharpness": 9.0}, {"normalise": True}, {"keys": "step"}, {"keys": "faded"}])
 def test_options_change_the_reads(option):
     model, ids = make("gated_deltanet", routed=True), torch.randint(0, 11, (2, 21))
     expected = model(ids, use_cache=False).logits
@@ -47,7 +52,7 @@ def memory(probe, *, routed=True, heads=1):
     from dla.lab.probe import Probe
 
     torch.manual_seed(1)
-    made = ProbedMemory(DynamicMemory(4, heads, width=4, routed=routed, **RULES), Probe(**probe), 4, 0.3).double()
+    made = ProbedMemory(DynamicMemory(4, heads, width=4, routed=routed, **RULES), Probe(**probe), 4).double()
     x = torch.randn(1, 12, 4, dtype=torch.float64)
     q, k, v = torch.randn(3, 1, 12, heads, 3, dtype=torch.float64)
     return made, x, Operands(q, k, v)
@@ -99,15 +104,6 @@ def test_sharpness_by_token():
     assert_close(output[0, :, 0], by_hand(made, x, operands, fit), 1e-9)
 
 
-def test_factored_weights():
-    made, x, _ = memory({"rank": 2}, heads=2)
-    made.slots.B.data.normal_()
-    lam = made.slots(x)
-    assert lam.shape == (1, 12, 2, 4)
-    assert torch.linalg.matrix_rank(lam[0, :, 0]) == 2
-    assert (lam > 0).all()
-
-
 def test_tau_follows_the_rate():
     made, x, operands = memory({"rate": 0.25}, heads=2)
     for _ in range(200):
@@ -121,8 +117,8 @@ def test_tau_follows_the_rate():
 
 
 def test_unknown_options_are_refused():
-    with pytest.raises(ValueError, match="nearest is 'rank'"):
-        control(make("linear"), {"name": "probe", "rnk": 2})
+    with pytest.raises(ValueError, match="nearest is 'rate'"):
+        control(make("linear"), {"name": "probe", "rte": 2})
     with pytest.raises(ValueError, match="nearest is 'density'"):
         control(make("linear"), {"name": "probe", "features": "densty"})
     with pytest.raises(ValueError, match="control must be one of"):

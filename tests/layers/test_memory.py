@@ -9,10 +9,20 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from dla.layers import DynamicMemory, LogLinearMemory, Memory, Operands, Packing, SingleMemory, SlotWeights
+from dla.layers import (
+    DynamicMemory,
+    FactoredSlotWeights,
+    LogLinearMemory,
+    Memory,
+    Operands,
+    Packing,
+    SingleMemory,
+    SlotWeights,
+)
 from dla.layers import memory as memory_module
 from dla.ops import dynamic_linear_attention, log_linear_attention, segment
 from tests.ops.common import assert_close, make_inputs
@@ -171,6 +181,26 @@ def test_options_reach_the_operator(options: dict[str, Any]) -> None:
     assert_close(o, expected, 1e-10)
     if options:
         assert (o - dynamic()(x, made, Packing(2, 40))[0]).abs().max() > 1e-3
+
+
+@torch.no_grad()
+def test_factored_slot_weights() -> None:
+    """lam_k = sum_r softplus(W_r x + bias_r) softplus(B_rk)"""
+    torch.manual_seed(0)
+    slots = FactoredSlotWeights(HIDDEN, HEADS, 5, 2, bias=True).double()
+    assert torch.allclose(F.softplus(slots.B), torch.tensor(0.5, dtype=torch.float64))
+    slots.B.normal_()
+    assert slots.bias is not None
+    slots.bias.normal_()
+    x = layer_input()
+    lam = slots(x)
+    assert lam.shape == (*x.shape[:2], HEADS, 5)
+    assert torch.linalg.matrix_rank(lam[:, :, 0].flatten(0, 1)) == 2
+    weight = slots.proj.weight.view(HEADS, 2, HIDDEN)
+    h, k = HEADS - 1, 3
+    parts = [F.softplus(weight[h, r] @ x[1, 7] + slots.bias[h, r]) * F.softplus(slots.B[h, r, k]) for r in range(2)]
+    assert_close(lam[1, 7, h, k], sum(parts), 1e-12)
+    assert slots.bfloat16()(x.bfloat16()).dtype == torch.float32
 
 
 @pytest.mark.parametrize("kind", ["single", "log_linear", "dynamic"])

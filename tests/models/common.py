@@ -47,6 +47,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "block": {"backbone": "gated_deltanet", "memory": "dynamic", "block": 5},
     "narrow": {"backbone": "linear", "memory": "dynamic", "slots": 2},
     "few-levels": {"backbone": "mamba2", "memory": "log_linear", "levels": 3},
+    "slot-rank": {"backbone": "gated_deltanet", "memory": "dynamic", "routed": True, "slot_rank": 2},
     "slot-bias": {"backbone": "deltanet", "memory": "log_linear", "slot_bias": True},
     "no-conv": {"backbone": "mamba2", "memory": "dynamic", "conv_size": 0},
     "learned-map": {"backbone": "linear", "memory": "dynamic", "feature_map": "learned"},

@@ -47,6 +47,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({**DYNAMIC, "tau": float("nan")}, "tau must be a finite number >= 0, got nan"),
     ({**DYNAMIC, "block": 0}, "block must be an integer >= 1 or None .*got 0"),
     ({**DYNAMIC, "slots": 0}, "slots must be an integer >= 1, got 0"),
+    ({**DYNAMIC, "slot_rank": 0}, "slot_rank must be an integer >= 1, got 0"),
     ({"memory": "log_linear", "levels": 0}, "levels must be an integer >= 1, got 0"),
     ({**DYNAMIC, "temperature": 0.0}, "temperature must be a finite number > 0 or None .*got 0.0"),
     ({**DYNAMIC, "temperature": float("nan")}, "temperature must be a finite number > 0 or None .*got nan"),

@@ -212,7 +212,12 @@ def test_the_logits_of_fla(tmp_path: Path, options: dict[str, Any]) -> None:
 @pytest.mark.parametrize("write", [write_state_spaces, write_fla, write_transformers])
 @pytest.mark.parametrize(
     ("memory", "overrides"),
-    [("log_linear", {}), ("dynamic", {}), ("dynamic", {"capacity": 3, "tau": 0.2, "merge": "ward", "slots": 2})],
+    [
+        ("log_linear", {}),
+        ("dynamic", {}),
+        ("dynamic", {"capacity": 3, "tau": 0.2, "merge": "ward", "slots": 2}),
+        ("dynamic", {"slot_rank": 2}),
+    ],
 )
 def test_upgrades_compute_the_same(
     tmp_path: Path, write: Callable[..., Any], memory: str, overrides: dict[str, Any]
@@ -226,7 +231,7 @@ def test_upgrades_compute_the_same(
     assert_same(single, {name: more[name] for name in single})
     assert {name.split(".mixer.")[1] for name in more.keys() - single.keys()} == {
         "memory.slots.proj.weight",
-        "memory.slots.L",
+        "memory.slots.B" if "slot_rank" in overrides else "memory.slots.L",
         "memory.slots.bias",
     }
     torch.testing.assert_close(logits(tmp_path / "more"), logits(tmp_path / "single"), rtol=1e-5, atol=1e-5)

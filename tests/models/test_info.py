@@ -103,6 +103,10 @@ def test_the_total_is_the_models_own():
         assert parts["total"] == DLAForCausalLM(config).num_parameters()
         assert parts["routing"] == 2 * 2
         assert parts["lam"] == 2 * 2 * 5 * (16 + 2)
+        config = DLAConfig(backbone=backbone, memory="dynamic", slot_rank=3, slot_bias=True, **TINY)
+        parts = info(config, 10)["memories"]["dynamic"]["parameters"]
+        assert parts["total"] == DLAForCausalLM(config).num_parameters()
+        assert parts["lam"] == 2 * 2 * 3 * (16 + 5 + 1)
 
 
 VARIANTS = [

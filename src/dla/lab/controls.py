@@ -1,5 +1,6 @@
 """Controls that are no memory of the library: made from its parts, in quadratic form, for short sequences."""
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -24,7 +25,7 @@ class RoutedLevels(LogLinearMemory):
 
     def __init__(self, hidden_size: int, heads: int, levels: int, slot_bias: bool = False) -> None:
         super().__init__(hidden_size, heads, levels, slot_bias)
-        self.sharpness = torch.nn.Parameter(torch.full((heads,), float(torch.tensor(SHARPNESS).expm1().log())))
+        self.sharpness = torch.nn.Parameter(torch.full((heads,), math.log(math.expm1(SHARPNESS))))
 
     def attend(self, x: Tensor, made: Operands, past: Any, notes: Any, **options: Any) -> tuple[Tensor, State | None]:
         if past is not None or options["cu_seqlens"] is not None or options["output_final_state"]:

@@ -1,6 +1,6 @@
 """A dynamic memory in quadratic form whose reads can be varied: for experiments on short sequences.
 
-``[[row]] control = { name = "probe", features = "count+age", rank = 2 }``: with no option it is the memory itself.
+``[[row]] control = { name = "probe", features = "count+age" }``: with no option it is the memory itself.
 """
 
 import math
@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dla.lab.pairs import pairs, unit
-from dla.layers.memory import SHARPNESS, DynamicMemory, Operands
+from dla.layers.memory import SHARPNESS, DynamicMemory, FactoredSlotWeights, Operands
 from dla.layers.mixer import LinearMixer
 from dla.models import DLAForCausalLM
 from dla.names import check_known
@@ -36,7 +36,6 @@ class Probe:
     normalise: routed weights of a read's states sum to one.
     keys: a state is known by the "plain" sum of its tokens' keys, by their sum times the delta "step", or "faded" by
     the decay since.
-    rank: slot weights of this rank, softplus(A x) softplus(B); 0: one weight a slot and token.
     rate: tau of each head follows this boundary rate while training.
     """
 
@@ -45,7 +44,6 @@ class Probe:
     features: str = ""  # joined by "+"
     normalise: bool = False
     keys: str = "plain"
-    rank: int = 0
     rate: float | None = None
 
     def __post_init__(self) -> None:
@@ -57,35 +55,18 @@ class Probe:
         return self.features.split("+") if self.features else []
 
 
-class FactoredWeights(nn.Module):
-    """lam = softplus(A x) softplus(B): slot weights of rank r, B shared by all tokens."""
-
-    def __init__(self, hidden_size: int, heads: int, width: int, rank: int, std: float) -> None:
-        super().__init__()
-        self.proj = nn.Linear(hidden_size, heads * rank, bias=False)
-        nn.init.normal_(self.proj.weight, std=std)
-        self.B = nn.Parameter(torch.full((heads, rank, width), math.log(math.expm1(1 / rank))))
-
-    def forward(self, x: Tensor) -> Tensor:
-        """[B, T, hidden] -> [B, T, heads, width]"""
-        parts = F.softplus(self.proj(x)).unflatten(-1, self.B.shape[:2])
-        return torch.einsum("bthr,hrk->bthk", parts, F.softplus(self.B))
-
-
 class ProbedMemory(DynamicMemory):
     """A dynamic memory with hard gates; everything is computed from all pairs of tokens, there is no state to carry."""
 
-    def __init__(self, memory: DynamicMemory, probe: Probe, hidden_size: int, std: float) -> None:
-        heads, width = memory.slots.L.shape
+    def __init__(self, memory: DynamicMemory, probe: Probe, hidden_size: int) -> None:
+        slots = memory.slots
+        heads, width = slots.B[:, 0].shape if isinstance(slots, FactoredSlotWeights) else slots.L.shape
         super().__init__(
             hidden_size, heads, width=width, routed=memory.sharpness is not None, slot_order=memory.slot_order,
             **memory.rules,
         )  # fmt: skip
         self.probe = probe
-        if probe.rank:
-            self.slots = FactoredWeights(hidden_size, heads, width, probe.rank, std)  # type: ignore[assignment]
-        else:
-            self.slots = memory.slots
+        self.slots = slots
         if self.sharpness is not None:
             nn.init.constant_(self.sharpness, math.log(math.expm1(probe.sharpness)))
         self.by_token = nn.Linear(hidden_size, heads, bias=False) if probe.by_token else None
@@ -187,5 +168,4 @@ def use_probe(model: DLAForCausalLM, **options: Any) -> None:
     probe = Probe(**options)
     for mixer in model.modules():
         if isinstance(mixer, LinearMixer) and type(mixer.memory) is DynamicMemory:
-            config = model.config
-            mixer.memory = ProbedMemory(mixer.memory, probe, config.hidden_size, config.initializer_range)
+            mixer.memory = ProbedMemory(mixer.memory, probe, model.config.hidden_size)

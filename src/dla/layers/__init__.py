@@ -5,7 +5,15 @@ from dla.layers.deltanet import DeltaNet
 from dla.layers.gated_deltanet import GatedDeltaNet
 from dla.layers.linear import Linear
 from dla.layers.mamba2 import Mamba2
-from dla.layers.memory import DynamicMemory, LogLinearMemory, Memory, Operands, SingleMemory, SlotWeights
+from dla.layers.memory import (
+    DynamicMemory,
+    FactoredSlotWeights,
+    LogLinearMemory,
+    Memory,
+    Operands,
+    SingleMemory,
+    SlotWeights,
+)
 from dla.layers.mlp import SwiGLU
 from dla.layers.norms import GatedRMSNorm, RMSNorm
 from dla.layers.packing import Packing, find_packing
@@ -26,6 +34,7 @@ __all__ = [
     "RMSNorm",
     "SingleMemory",
     "SlotWeights",
+    "FactoredSlotWeights",
     "SwiGLU",
     "find_packing",
 ]

@@ -34,13 +34,41 @@ class SlotWeights(nn.Module):
     def reset_parameters(self) -> None:
         nn.init.ones_(self.L)
         if self.bias is not None:
-            nn.init.constant_(self.bias, math.log(math.e - 1))  # lam = 1 where W x = 0
+            nn.init.constant_(self.bias, share_logit(1))  # lam = 1 where W x = 0
 
     def forward(self, x: Tensor) -> Tensor:
         """[B, T, hidden] -> [B, T, heads, width] in float32 or wider"""
         dtype = compute_dtype(x.dtype)
         lam = self.proj(x).unflatten(-1, self.L.shape).to(dtype) * self.L.to(dtype)
         return F.softplus(lam if self.bias is None else lam + self.bias.to(dtype))
+
+
+class FactoredSlotWeights(nn.Module):
+    """lam = softplus(W x + bias) softplus(B): slot weights of a low rank, B being the same for all tokens."""
+
+    def __init__(self, hidden_size: int, heads: int, width: int, rank: int, bias: bool) -> None:
+        super().__init__()
+        self.proj = nn.Linear(hidden_size, heads * rank, bias=False)
+        self.B = nn.Parameter(torch.empty(heads, rank, width))
+        self.bias = nn.Parameter(torch.empty(heads, rank)) if bias else None
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        nn.init.constant_(self.B, share_logit(self.B.shape[1]))
+        if self.bias is not None:
+            nn.init.constant_(self.bias, share_logit(1))  # lam = 1 where W x = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[B, T, hidden] -> [B, T, heads, width] in float32 or wider"""
+        dtype = compute_dtype(x.dtype)
+        parts = self.proj(x).unflatten(-1, self.B.shape[:2]).to(dtype)
+        parts = F.softplus(parts if self.bias is None else parts + self.bias.to(dtype))
+        return torch.einsum("bthr,hrk->bthk", parts, F.softplus(self.B.to(dtype)))
+
+
+def share_logit(parts: int) -> float:
+    """The number whose softplus is 1 / parts."""
+    return math.log(math.expm1(1 / parts))
 
 
 @dataclass
@@ -110,13 +138,16 @@ class DynamicMemory(Memory):
         *,
         width: int,
         slot_bias: bool = False,
+        slot_rank: int | None = None,
         routed: bool = False,
         temperature: float | None = None,
         slot_order: str = "chronological",
         **rules: Any,
     ) -> None:
         super().__init__()
-        self.slots = SlotWeights(hidden_size, heads, width, slot_bias)
+        self.slots: SlotWeights | FactoredSlotWeights = SlotWeights(hidden_size, heads, width, slot_bias)
+        if slot_rank is not None:
+            self.slots = FactoredSlotWeights(hidden_size, heads, width, slot_rank, slot_bias)
         self.sharpness = nn.Parameter(torch.empty(heads)) if routed else None
         self.temperature = temperature
         self.slot_order = slot_order

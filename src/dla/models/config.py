@@ -41,6 +41,7 @@ class DLAConfig(PreTrainedConfig):
         routed: reads weighted also by how well the query fits a state's keys, with a learned sharpness a head.
         slots: width of lam for the dynamic memory (None: the capacity). levels: for log-linear (None: what
             ``max_position_embeddings`` needs). slot_bias: a learned bias in lam.
+        slot_rank: lam of the dynamic memory as a product of this rank, with fewer parameters; None: a weight a slot.
         residual_in_fp32: keep the residual stream in float32 in half-precision models.
         loss_chunk: tokens whose logits are computed at a time for the training loss; 0 computes (and returns) all.
     """
@@ -97,6 +98,7 @@ class DLAConfig(PreTrainedConfig):
     slots: int | None = None
     levels: int | None = None
     slot_bias: bool = False
+    slot_rank: int | None = None
 
     def __post_init__(self, **kwargs: Any) -> None:
         self.gate_temperature = kwargs.pop("temperature", self.gate_temperature)
@@ -230,7 +232,7 @@ class DLAConfig(PreTrainedConfig):
             self._check_linear()
         if any(backbone == "softmax" for backbone, _ in self.kinds()):
             self._check_softmax()
-        for name in ("slots", "levels", "window"):
+        for name in ("slots", "levels", "window", "slot_rank"):
             if getattr(self, name) is not None:
                 _check_count(name, getattr(self, name))
         if self.dynamic:

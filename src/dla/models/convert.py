@@ -4,7 +4,6 @@ Nothing is computed on the weights: every tensor keeps its bits and its dtype, a
 configuration change. Checkpoints are only ever read as tensors; a pickle that asks for anything else is refused.
 """
 
-import math
 import re
 import shutil
 import sys
@@ -15,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dla.layers.memory import share_logit
 from dla.models.causal_lm import DLAForCausalLM
 from dla.models.checkpoint import (
     Tensors,
@@ -42,11 +42,12 @@ MEMORY_OPTIONS = (
     "block",
     "temperature",
     "slots",
+    "slot_rank",
     "levels",
     "max_position_embeddings",
 )
-# lam = softplus(L * (W x) + bias) = 1 for every x
-NEUTRAL = {"slots.proj.weight": 0.0, "slots.L": 1.0, "slots.bias": math.log(math.e - 1)}
+# lam = softplus(L * (W x) + bias) = 1, or softplus(W x + bias) softplus(B) = 1, for every x
+NEUTRAL = {"slots.proj.weight": 0.0, "slots.L": 1.0, "slots.bias": share_logit(1)}
 
 
 def convert(
@@ -200,6 +201,8 @@ def upgrade(
 
 def _neutral(name: str, shape: torch.Size, tensors: Mapping[str, Tensor]) -> Tensor:
     """A tensor of the memory's slot weights for which they are 1."""
+    if name.endswith(".mixer.memory.slots.B"):  # [heads, rank, slots]
+        return torch.full(shape, share_logit(shape[1]))
     value = next(value for end, value in NEUTRAL.items() if name.endswith(f".mixer.memory.{end}"))
     dtype = tensors[EMBEDDINGS].dtype if name.endswith("proj.weight") else torch.float32
     return torch.full(shape, value, dtype=dtype)

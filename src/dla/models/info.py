@@ -152,7 +152,7 @@ def count_parameters(config: DLAConfig) -> tuple[dict[str, int], int]:
     for name, weight in model.named_parameters():
         part = _part(name)
         parts[part] += weight.numel()
-        if weight.dim() > 1 and part != "embeddings" and not name.endswith(("slots.L", "slots.bias")):
+        if weight.dim() > 1 and part != "embeddings" and not name.endswith(("slots.L", "slots.B", "slots.bias")):
             maps += weight.numel() * (2 if "feature_map" in name else 1)
     return {**parts, "total": sum(parts.values())}, maps
 

@@ -57,7 +57,7 @@ class DLAPreTrainedModel(PreTrainedModel):
         r"A_log$",
         r"mixer\.D$",
         r"dt_bias$",
-        r"slots\.(L|bias)$",
+        r"slots\.(L|B|bias)$",
         r"sharpness$",
     ]
     _supports_sdpa = True

@@ -8,7 +8,8 @@ from torch import Tensor, nn
 
 from dla.training.recipe import Gate, Optimizer, Schedule
 
-NO_DECAY = ("L", "A_log", "D", "dt_bias", "bias", "sharpness")  # parameters that weight decay leaves alone, with norms
+# Parameters that weight decay leaves alone, with norms.
+NO_DECAY = ("L", "B", "A_log", "D", "dt_bias", "bias", "sharpness")
 
 
 def make_optimizer(model: nn.Module, settings: Optimizer) -> torch.optim.AdamW:
