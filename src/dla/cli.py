@@ -68,6 +68,8 @@ def _lab_options(parser: argparse.ArgumentParser) -> None:
     report.set_defaults(run=_lab_report)
     tables = labs.add_parser("tables", help="fill the tables of a document from the results that they name")
     tables.add_argument("document", type=Path, metavar="FILE.md")
+    tables.add_argument("--results", type=Path, default=Path("study/results"), metavar="DIR", help="(study/results)")
+    tables.add_argument("--out", type=Path, metavar="FILE", help="write the document there instead")
     tables.add_argument("--check", action="store_true", help="change nothing: exit with 1 if a table differs")
     tables.set_defaults(run=_lab_tables)
 
@@ -81,7 +83,7 @@ def _lab_run(args: argparse.Namespace) -> int:
 def _lab_tables(args: argparse.Namespace) -> int:
     from dla.lab.tables import run
 
-    return run(args.document, check=args.check)
+    return run(args.document, results=args.results, out=args.out, check=args.check)
 
 
 def _lab_report(args: argparse.Namespace) -> int:

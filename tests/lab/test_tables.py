@@ -10,7 +10,7 @@ from dla.lab.tables import fill, run
 TEXT = """# Study
 
 <!-- table
-results = "{results}"
+results = "recall"
 baseline = "single"
 {more}
 -->
@@ -36,9 +36,10 @@ def results(tmp_path):
     lines = [line("single", 0, 0.2, 0.1), line("single", 1, 0.4, 0.2), line("routed", 1, 0.9, 0.5)]
     lines += [line("routed", 0, 0.5, 0.3), line("routed", 2, 0.1, 0.1, diverged=True)]
     lines[-2]["memory"] = {"boundary_rate": 0.25}
-    file = tmp_path / "results.jsonl"
+    file = tmp_path / "recall" / "results.jsonl"
+    file.parent.mkdir()
     file.write_text("".join(json.dumps(x) + "\n" for x in lines))
-    return file
+    return tmp_path
 
 
 def cells(text):
@@ -47,7 +48,7 @@ def cells(text):
 
 
 def test_values_and_paired_differences(results):
-    text = fill(TEXT.format(results=results, more='figures = ["state_bytes", "boundary_rate"]'))
+    text = fill(TEXT.format(more='figures = ["state_bytes", "boundary_rate"]'), results)
     header, _, single, routed = cells(text)
     assert header == ["", "recall, length 64", "→ length 256", "state bytes", "boundary rate"]
     t = 12.706  # Student's, one degree of freedom
@@ -62,7 +63,7 @@ def test_values_and_paired_differences(results):
 
 def test_loss_chosen_rows_and_columns(results):
     more = 'value = "loss"\nrows = ["routed"]\nonly = ["→ length 256"]'
-    header, _, *lines = cells(fill(TEXT.format(results=results, more=more)))
+    header, _, *lines = cells(fill(TEXT.format(more=more), results))
     assert header == ["", "→ length 256"]
     assert [x[0] for x in lines] == ["routed"]
     assert lines[0][1].startswith("0.600 ±")
@@ -70,15 +71,15 @@ def test_loss_chosen_rows_and_columns(results):
 
 def test_a_document_is_filled_once(results, tmp_path, capsys):
     document = tmp_path / "study.md"
-    document.write_text(TEXT.format(results=results, more=""))
-    assert run(document, check=True) == 1
-    assert run(document) == 0
-    assert run(document, check=True) == 0
+    document.write_text(TEXT.format(more=""))
+    assert run(document, results=results, check=True) == 1
+    assert run(document, results=results) == 0
+    assert run(document, results=results, check=True) == 0
     filled = document.read_text()
-    assert run(document) == 0
+    assert run(document, results=results) == 0
     assert document.read_text() == filled
     document.write_text(filled.replace("0.300", "0.301"))
-    assert run(document, check=True) == 1
+    assert run(document, results=results, check=True) == 1
 
 
 @pytest.mark.parametrize(
@@ -92,13 +93,21 @@ def test_a_document_is_filled_once(results, tmp_path, capsys):
 )
 def test_refusals(results, tmp_path, capsys, more, message):
     document = tmp_path / "study.md"
-    document.write_text(TEXT.format(results=results, more=more))
-    assert run(document) == 2
+    document.write_text(TEXT.format(more=more))
+    assert run(document, results=results) == 2
     assert message in capsys.readouterr().err
     assert "old" in document.read_text()
 
 
 def test_missing_results(tmp_path, capsys):
     document = tmp_path / "study.md"
-    document.write_text(TEXT.format(results=tmp_path / "none.jsonl", more=""))
-    assert run(document) == 2
+    document.write_text(TEXT.format(more=""))
+    assert run(document, results=tmp_path / "none") == 2
+    assert "none" in capsys.readouterr().err
+
+
+def test_another_file(results, tmp_path):
+    document, other = tmp_path / "study.md", tmp_path / "other.md"
+    document.write_text(TEXT.format(more=""))
+    assert run(document, results=results, out=other) == 0
+    assert "old" in document.read_text() and "old" not in other.read_text()

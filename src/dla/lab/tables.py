@@ -1,11 +1,12 @@
 """`dla lab tables`: the tables of a document, each from the results file that it names.
 
 <!-- table
-results = "study/results/recall.jsonl"   # from the folder of the command
-rows = ["single", "routed"]              # labels, in this order; left out: all, in the order of the file
-value = "accuracy"                       # or "loss"
-baseline = "single"                      # adds paired differences to it
-figures = ["state_bytes"]                # further columns, of the first task
+results = "recall"            # the file recall/results.jsonl of the folder of results
+rows = ["single", "routed"]   # labels, in this order; left out: all, in the order of the file
+value = "accuracy"            # or "loss"
+baseline = "single"           # adds paired differences to it
+figures = ["state_bytes"]     # further columns, of the first task
+only = ["→ length 512"]       # these columns alone
 -->
 (what is here is replaced)
 <!-- end -->
@@ -59,11 +60,14 @@ class Column:
     evaluation: str | None
 
 
-def run(document: Path, *, check: bool = False) -> int:
-    """Fill the tables of a document, or with ``check`` say whether they are as they should be; the exit code."""
+def run(document: Path, *, results: Path, out: Path | None = None, check: bool = False) -> int:
+    """Fill the tables of a document from a folder of results; the exit code.
+
+    The text goes to ``out`` (None: the document itself). ``check``: nothing is written, 1 says that a table differs.
+    """
     try:
         text = document.read_text(encoding="utf-8")
-        filled = fill(text)
+        filled = fill(text, results)
     except (OSError, ValueError) as error:
         print(f"dla lab tables: {error}", file=sys.stderr)
         return 2
@@ -71,14 +75,15 @@ def run(document: Path, *, check: bool = False) -> int:
         same = filled == text
         print(f"{document}: {'as the results say' if same else 'differs from the results'}")
         return 0 if same else 1
-    document.write_text(filled, encoding="utf-8", newline="\n")
-    print(f"{len(BLOCK.findall(text))} tables in {document}")
+    target = document if out is None else out
+    target.write_text(filled, encoding="utf-8", newline="\n")
+    print(f"{len(BLOCK.findall(text))} tables in {target}")
     return 0
 
 
-def fill(text: str) -> str:
+def fill(text: str, results: Path) -> str:
     """The text with all its tables made anew."""
-    return BLOCK.sub(lambda found: f"{found[1]}\n{table(_asked(found[2]))}\n\n{found[4]}", text)
+    return BLOCK.sub(lambda found: f"{found[1]}\n{table(_asked(found[2]), results)}\n\n{found[4]}", text)
 
 
 def _asked(text: str) -> Asked:
@@ -88,14 +93,14 @@ def _asked(text: str) -> Asked:
         raise ValueError(f"a table's settings are not valid TOML: {error}") from error
     check_known("table", given, [f.name for f in fields(Asked)])
     if "results" not in given:
-        raise ValueError("a table needs results, the file it is made from")
+        raise ValueError("a table needs results, the name of the grid it is made from")
     options: dict[str, Any] = {name: tuple(x) if isinstance(x, list) else x for name, x in given.items()}
     return Asked(**options)
 
 
-def table(asked: Asked) -> str:
+def table(asked: Asked, results: Path) -> str:
     """In Markdown: a line a row, a column a task or evaluation, each the mean ± half its 95 % interval over seeds."""
-    runs = load(asked.results)
+    runs = load(results / asked.results / "results.jsonl")
     labels = list(dict.fromkeys(run["label"] for run in runs))
     check_known(f"rows of {asked.results}", [*asked.rows, *filter(None, [asked.baseline])], labels)
     places = columns(runs)
