@@ -17,7 +17,9 @@ def make(backbone="gated_deltanet", **options):
     return DLAForCausalLM(DLAConfig(**{"backbone": backbone, "memory": "dynamic", "capacity": 6, **sizes, **options}))
 
 
-@pytest.mark.parametrize("options", [{}, {"routed": True}, {"routed": True, "slot_order": "recency"}])
+@pytest.mark.parametrize(
+    "options", [{}, {"routed": True}, {"routed": True, "slot_order": "recency", "sharpness": "token"}]
+)
 @pytest.mark.parametrize("backbone", ["linear", "gated_deltanet", "mamba2"])
 def test_the_contributions_are_the_output(backbone, options):
     model = make(backbone, **options).double().eval()
@@ -25,12 +27,13 @@ def test_the_contributions_are_the_output(backbone, options):
 
     def look(memory, args):
         x, made = args[:2]
-        lam, route = memory.slots(x), None
-        if memory.sharpness is not None:
-            route = torch.nn.functional.softplus(memory.sharpness)
+        if memory.sharpness_map is not None:
+            memory.sharpness_map.normal_()
+        lam, route = memory.slots(x), memory.route(x)
         call = {**vars(made), "lam": lam, **memory.rules, "slot_order": memory.slot_order, "route": route}
         o, state = dynamic_linear_attention(**call, output_final_state=True)
-        parts, limits, live = contributions(state, made.q[:, -1], lam[:, -1], route, memory.slot_order, made.scale)
+        last = route if route is None or route.dim() == 1 else route[:, -1:]
+        parts, limits, live = contributions(state, made.q[:, -1], lam[:, -1], last, memory.slot_order, made.scale)
         assert_close(parts.sum(2), o[:, -1], 1e-6)
         assert (parts.norm(dim=-1) <= limits * (1 + 1e-6) + 1e-12).all()
         assert torch.equal(live.sum(-1), state.size)

@@ -27,7 +27,7 @@ def make(backbone, **options):
     [
         {},
         {"routed": True},
-        {"routed": True, "slot_order": "recency", "merge": "similarity"},
+        {"routed": True, "slot_order": "recency", "merge": "similarity", "sharpness": "token"},
         {"capacity": None, "slot_rank": 2},
     ],
 )
@@ -90,18 +90,6 @@ def test_features_by_hand(normalise):
 
     output, _ = made(x, operands, Packing(1, 12))
     assert_close(output[0, :, 0], by_hand(made, x, operands, fit), 1e-6)
-
-
-def test_sharpness_by_token():
-    made, x, operands = memory({"by_token": True})
-    made.by_token.weight.data.normal_()
-
-    def fit(found, t, a, b):
-        rho = torch.nn.functional.softplus(made.sharpness + made.by_token(x[0, t]))[0]
-        return rho * (cosine(operands, t, a, b) - 1)
-
-    output, _ = made(x, operands, Packing(1, 12))
-    assert_close(output[0, :, 0], by_hand(made, x, operands, fit), 1e-9)
 
 
 def test_tau_follows_the_rate():

@@ -184,6 +184,24 @@ def test_options_reach_the_operator(options: dict[str, Any]) -> None:
 
 
 @torch.no_grad()
+def test_sharpness_by_token() -> None:
+    """softplus(sharpness + map x), at first the same for all tokens."""
+    torch.manual_seed(0)
+    memory = DynamicMemory(HIDDEN, HEADS, width=5, routed=True, sharpness="token", **RULES).double()
+    x, made = layer_input(), operands()
+    plain = DynamicMemory(HIDDEN, HEADS, width=5, routed=True, **RULES).double()
+    plain.load_state_dict({name: z for name, z in memory.state_dict().items() if name != "sharpness_map"})
+    before, _ = memory(x, made, Packing(2, 40))
+    assert_close(before, plain(x, made, Packing(2, 40))[0], 1e-12)
+    assert memory.sharpness_map is not None and memory.sharpness is not None
+    memory.sharpness_map.normal_()
+    route = F.softplus(memory.sharpness + x @ memory.sharpness_map.T)
+    o, _ = memory(x, made, Packing(2, 40))
+    assert_close(o, dynamic_linear_attention(**vars(made), lam=memory.slots(x), **RULES, route=route)[0], 1e-12)
+    assert (o - before).abs().max() > 1e-3
+
+
+@torch.no_grad()
 def test_factored_slot_weights() -> None:
     """lam_k = sum_r softplus(W_r x + bias_r) softplus(B_rk)"""
     torch.manual_seed(0)

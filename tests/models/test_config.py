@@ -47,6 +47,8 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({**DYNAMIC, "tau": float("nan")}, "tau must be a finite number >= 0, got nan"),
     ({**DYNAMIC, "block": 0}, "block must be an integer >= 1 or None .*got 0"),
     ({**DYNAMIC, "slots": 0}, "slots must be an integer >= 1, got 0"),
+    ({**DYNAMIC, "routed": True, "sharpness": "query"}, "sharpness must be one of 'head', 'token', got 'query'"),
+    ({**DYNAMIC, "sharpness": "token"}, 'sharpness="token" is of routed reads: it needs routed=True'),
     ({**DYNAMIC, "slot_rank": 0}, "slot_rank must be an integer >= 1, got 0"),
     ({"memory": "log_linear", "levels": 0}, "levels must be an integer >= 1, got 0"),
     ({**DYNAMIC, "temperature": 0.0}, "temperature must be a finite number > 0 or None .*got 0.0"),

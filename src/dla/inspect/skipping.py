@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dla.layers.memory import DynamicMemory, Operands
@@ -61,7 +60,7 @@ def skipping(model: nn.Module, ids: Tensor, tolerances: Sequence[float]) -> list
 def reads(memory: DynamicMemory, x: Tensor, made: Operands, tolerances: Sequence[float]) -> list[Tensor]:
     """For each tolerance the number of reads, and sums over them: live, read, |change|^2, |bound|^2, |output|^2."""
     lam = memory.slots(x)
-    route = None if memory.sharpness is None else F.softplus(memory.sharpness.to(lam.dtype))
+    route = memory.route(x)
     sums = torch.zeros(len(tolerances), 6, dtype=torch.float64)
     state: DynamicState | None = None
     for t in range(x.shape[1]):
@@ -70,11 +69,13 @@ def reads(memory: DynamicMemory, x: Tensor, made: Operands, tolerances: Sequence
             for name, z in vars(made).items()
         }
         _, state = dynamic_linear_attention(
-            **now, lam=lam[:, t : t + 1], **memory.rules, slot_order=memory.slot_order, route=route,
+            **now, lam=lam[:, t : t + 1], **memory.rules, slot_order=memory.slot_order, route=_at(route, t),
             initial_state=state, inplace=state is not None, output_final_state=True,
         )  # fmt: skip
         assert state is not None
-        parts, limits, live = contributions(state, now["q"][:, 0], lam[:, t], route, memory.slot_order, made.scale)
+        parts, limits, live = contributions(
+            state, now["q"][:, 0], lam[:, t], _at(route, t), memory.slot_order, made.scale
+        )
         for i, tolerance in enumerate(tolerances):
             order = limits.sort(-1)
             dropped = order.values.cumsum(-1) <= tolerance * limits.sum(-1, keepdim=True)
@@ -93,6 +94,11 @@ def reads(memory: DynamicMemory, x: Tensor, made: Operands, tolerances: Sequence
     return list(sums)
 
 
+def _at(route: Tensor | None, t: int) -> Tensor | None:
+    """The sharpness of one step, [heads] or [B, 1, heads]."""
+    return route if route is None or route.dim() == 1 else route[:, t : t + 1]
+
+
 def contributions(
     state: DynamicState, q: Tensor, lam: Tensor, route: Tensor | None, slot_order: str, scale: float
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -107,7 +113,8 @@ def contributions(
     keys = state.chronological_keys()
     if route is not None and keys is not None:
         cos = torch.einsum("nhd,nhkd->nhk", direction(q), direction(keys))
-        weight = weight * (route[:, None] * (cos - 1)).exp()
+        sharpness = route if route.dim() == 1 else route[:, 0]
+        weight = weight * (sharpness[..., None] * (cos - 1)).exp()
     parts = scale * weight[..., None] * torch.einsum("nhd,nhkde->nhke", q, matrices)
     limits = scale * weight * q.norm(dim=-1, keepdim=True) * matrices.flatten(3).norm(dim=-1)
     return parts, limits, live

@@ -30,7 +30,7 @@ RATE_STEP = 0.01  # how fast tau follows the boundary rate
 class Probe:
     """What is varied in how states are read.
 
-    sharpness: of routed reads, at the start. by_token: the layer's input moves it.
+    sharpness: of routed reads, at the start.
     features: what the weight of a state also sees of it, as exp(learned factor * feature): the logarithm of its
     ``count`` of tokens, its ``density`` (mean score), the logarithm of its ``age`` (tokens since its last).
     normalise: routed weights of a read's states sum to one.
@@ -40,7 +40,6 @@ class Probe:
     """
 
     sharpness: float = SHARPNESS
-    by_token: bool = False
     features: str = ""  # joined by "+"
     normalise: bool = False
     keys: str = "plain"
@@ -69,9 +68,7 @@ class ProbedMemory(DynamicMemory):
         self.slots = slots
         if self.sharpness is not None:
             nn.init.constant_(self.sharpness, math.log(math.expm1(probe.sharpness)))
-        self.by_token = nn.Linear(hidden_size, heads, bias=False) if probe.by_token else None
-        if self.by_token is not None:
-            nn.init.zeros_(self.by_token.weight)
+        self.sharpness_map = memory.sharpness_map
         self.factors = nn.Parameter(torch.zeros(heads, len(probe.seen))) if probe.seen else None
         self.tau = nn.Parameter(torch.full((heads,), float(self.rules["tau"])), requires_grad=False)
 
@@ -106,9 +103,9 @@ class ProbedMemory(DynamicMemory):
         lam = lam.gather(-1, index.clamp_max(lam.shape[-1] - 1))
         end = count.cumsum(-1)
         fit = torch.zeros_like(lam)
-        if self.sharpness is not None:
-            extra = 0 if self.by_token is None else self.by_token(x).transpose(1, 2)
-            route = F.softplus(self.sharpness[:, None] + extra)  # [H, 1] or [B, H, T]
+        route = self.route(x)
+        if route is not None:
+            route = route[:, None] if route.dim() == 1 else route.transpose(1, 2)  # [H, 1] or [B, H, T]
             sums = self.key_sums(k, made, count, end)
             fit = fit + route[..., None] * (torch.einsum("bhtd,bhtsd->bhts", unit(q), unit(sums)) - 1)
         if self.factors is not None:

@@ -140,6 +140,7 @@ class DynamicMemory(Memory):
         slot_bias: bool = False,
         slot_rank: int | None = None,
         routed: bool = False,
+        sharpness: str = "head",
         temperature: float | None = None,
         slot_order: str = "chronological",
         **rules: Any,
@@ -149,6 +150,8 @@ class DynamicMemory(Memory):
         if slot_rank is not None:
             self.slots = FactoredSlotWeights(hidden_size, heads, width, slot_rank, slot_bias)
         self.sharpness = nn.Parameter(torch.empty(heads)) if routed else None
+        by_token = routed and sharpness == "token"
+        self.sharpness_map = nn.Parameter(torch.empty(heads, hidden_size)) if by_token else None
         self.temperature = temperature
         self.slot_order = slot_order
         self.rules = {name: rules[name] for name in self.rule_names}
@@ -157,11 +160,22 @@ class DynamicMemory(Memory):
     def reset_parameters(self) -> None:
         if self.sharpness is not None:
             nn.init.constant_(self.sharpness, math.log(math.expm1(SHARPNESS)))
+        if self.sharpness_map is not None:
+            nn.init.zeros_(self.sharpness_map)
 
     @property
     def soft(self) -> bool:
         """Whether the soft gate is on: while training, with a temperature."""
         return self.training and self.temperature is not None
+
+    def route(self, x: Tensor) -> Tensor | None:
+        """The sharpness of routed reads, [heads] or [B, T, heads], by the layer's input x [B, T, hidden]."""
+        if self.sharpness is None:
+            return None
+        sharpness = self.sharpness.to(compute_dtype(x.dtype))
+        if self.sharpness_map is not None:
+            sharpness = sharpness + F.linear(x, self.sharpness_map).to(sharpness.dtype)
+        return F.softplus(sharpness)
 
     def attend(self, x: Tensor, made: Operands, past: Any, notes: Any, **options: Any) -> tuple[Tensor, State | None]:
         if past is not None:
@@ -171,7 +185,7 @@ class DynamicMemory(Memory):
             lam=self.slots(x),
             **self.rules,
             slot_order=self.slot_order,
-            route=None if self.sharpness is None else F.softplus(self.sharpness.to(compute_dtype(made.k.dtype))),
+            route=self.route(x),
             temperature=self.temperature if self.soft else None,
             segmentation=self._noted(made, notes, options["cu_seqlens"]),
             initial_state=past,

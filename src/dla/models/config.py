@@ -10,6 +10,7 @@ from transformers import PreTrainedConfig
 from dla.ops.checks import check_temperature
 from dla.ops.rules import MERGES, SCORES, SLOT_ORDERS, Rules, check_choice
 
+SHARPNESSES = ("head", "token")
 BACKBONES = ("mamba2", "gated_deltanet", "deltanet", "linear", "softmax")
 MEMORIES = ("single", "log_linear", "dynamic")
 FEATURE_MAPS = ("identity", "learned")
@@ -39,6 +40,7 @@ class DLAConfig(PreTrainedConfig):
         capacity, tau, merge, score, slot_order, block: of the dynamic memory, as in ``dynamic_linear_attention``.
         temperature: of the soft gate while training; None is the hard gate.
         routed: reads weighted also by how well the query fits a state's keys, with a learned sharpness a head.
+        sharpness: of routed reads: "head", or "token" where the layer's input moves it.
         slots: width of lam for the dynamic memory (None: the capacity). levels: for log-linear (None: what
             ``max_position_embeddings`` needs). slot_bias: a learned bias in lam.
         slot_rank: lam of the dynamic memory as a product of this rank, with fewer parameters; None: a weight a slot.
@@ -95,6 +97,7 @@ class DLAConfig(PreTrainedConfig):
     block: int | None = None
     gate_temperature: float | None = None  # `temperature`, under a name that generate() does not take for its own
     routed: bool = False
+    sharpness: str = "head"
     slots: int | None = None
     levels: int | None = None
     slot_bias: bool = False
@@ -239,6 +242,9 @@ class DLAConfig(PreTrainedConfig):
             Rules(self.tau, self.capacity, self.merge, self.score, self.block)
         elif self.routed:
             raise ValueError('routed=True needs memory="dynamic" in some layer')
+        check_choice("sharpness", self.sharpness, SHARPNESSES)
+        if self.sharpness != "head" and not self.routed:
+            raise ValueError(f'sharpness="{self.sharpness}" is of routed reads: it needs routed=True')
         check_temperature(self.temperature, carries_state=False)
 
     def _check_linear(self) -> None:
