@@ -109,7 +109,7 @@ def test_carried_state_and_packing(options: dict[str, Any]) -> None:
     mixer = make_mixer(**options)
     lengths, more = (9, 0, 14), (3, 5, 0)
     x, y = (torch.randn(1, sum(n), HIDDEN, dtype=torch.float64) for n in (lengths, more))
-    past: Any = SimpleNamespace(state=None, tail=None)
+    past: Any = SimpleNamespace(state=None, tail=None, keep=True)
     first = mixer(x, Packing(1, 23, lengths), past).split(lengths, 1)
     second = mixer(y, Packing(1, 8, more), past).split(more, 1)
     for a, b, c, d in zip(x.split(lengths, 1), y.split(more, 1), first, second, strict=True):

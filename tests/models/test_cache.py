@@ -122,6 +122,24 @@ def test_select(kind: str) -> None:
     assert_close(logits(model, more, past_key_values=chosen), expected, CLOSE)
 
 
+@pytest.mark.parametrize("length", [1, 5])
+@pytest.mark.parametrize(
+    "kind", ["mamba2-single", "mamba2-log_linear", "gated_deltanet-dynamic", "routed", "unbounded", "softmax"]
+)
+@torch.no_grad()
+def test_a_last_call_leaves_no_state(kind: str, length: int) -> None:
+    """The outputs are the same, and what was forked from the past stays as it was."""
+    model, ids = make(kind), tokens(2, 9 + length)
+    past = model(ids[:, :9], use_cache=True).past_key_values
+    last = past.clone()
+    for layer in last.layers:
+        layer.keep = False
+    found = model(ids[:, 9:], past_key_values=last).logits
+    assert_close(found, model(ids[:, 9:], past_key_values=past.clone()).logits, 1e-10)
+    if length > 1 and kind != "softmax":
+        assert all(layer.state is None for layer in last.layers)
+
+
 @pytest.mark.parametrize("kind", SOME)
 def test_transformers_own_ways_to_reorder(kind: str) -> None:
     model, ids = make(kind), tokens(2, 6)

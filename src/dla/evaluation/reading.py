@@ -21,7 +21,7 @@ from dla.models.config import DLAConfig
 from dla.models.info import cache_bytes
 from dla.ops.state import State
 
-FORK, FORK_ROW = 8.0, 1.3  # tokens that could be read while a state is copied, and for each matrix of it (on a CPU)
+FORK, FORK_ROW = 8.0, 0.6  # tokens that could be read while a state is copied, and for each matrix of it (on a CPU)
 CPU_STATES = 32 << 20  # bytes of one layer's states in a batch: with more, a CPU waits for its memory
 LOGITS = 1 << 25  # numbers made at a time
 
@@ -259,6 +259,8 @@ class Reader:
                 own = None if above is None else above.select(torch.tensor(level.parents))
                 if own is None and (level.kept or depth + 1 < len(levels)):
                     own = LayerCache()
+                if own is not None:
+                    own.keep = bool(level.kept) or depth + 1 < len(levels)
                 xs[depth] = block(xs[depth], level.packing, past_key_values=own)
                 if level.kept and own is not None:
                     kept.append(own.select(torch.tensor(level.kept)))

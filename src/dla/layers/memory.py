@@ -107,11 +107,16 @@ class Memory(nn.Module, ABC):
         """The operator's call."""
 
 
+def _inplace(past: State | None, made: Operands, options: dict[str, Any]) -> bool:
+    """Whether to write to the past, which is used up: where its successor is wanted, or for one token anyway."""
+    return past is not None and (options["output_final_state"] or made.v.shape[1] == 1)
+
+
 class SingleMemory(Memory):
     """One state."""
 
     def attend(self, x: Tensor, made: Operands, past: Any, notes: Any, **options: Any) -> tuple[Tensor, State | None]:
-        return linear_attention(**vars(made), initial_state=past, inplace=past is not None, **options)
+        return linear_attention(**vars(made), initial_state=past, inplace=_inplace(past, made, options), **options)
 
 
 class LogLinearMemory(Memory):
@@ -123,7 +128,9 @@ class LogLinearMemory(Memory):
 
     def attend(self, x: Tensor, made: Operands, past: Any, notes: Any, **options: Any) -> tuple[Tensor, State | None]:
         lam = self.slots(x)
-        return log_linear_attention(**vars(made), lam=lam, initial_state=past, inplace=past is not None, **options)
+        return log_linear_attention(
+            **vars(made), lam=lam, initial_state=past, inplace=_inplace(past, made, options), **options
+        )
 
 
 class DynamicMemory(Memory):
@@ -189,7 +196,7 @@ class DynamicMemory(Memory):
             temperature=self.temperature if self.soft else None,
             segmentation=self._noted(made, notes, options["cu_seqlens"]),
             initial_state=past,
-            inplace=past is not None,
+            inplace=_inplace(past, made, options),
             **options,
         )
 

@@ -20,6 +20,7 @@ class LayerPast(Protocol):
 
     state: Any  # State | None
     tail: Tensor | None  # [sequences, conv_size - 1, channels] last inputs of the convolution
+    keep: bool  # whether the next call goes on from this one; if not, the state after it need not be made
 
 
 class FeatureMap(nn.Module):
@@ -78,7 +79,7 @@ class LinearMixer(nn.Module):
         before: State | None = None if past is None else past.state
         if before is not None and before.length.is_inference() and not torch.is_inference_mode_enabled():
             before = before.clone()  # read in inference mode, where tensors cannot be changed from outside
-        o, state = self.memory(x, made, packing, before, past is not None, notes)
+        o, state = self.memory(x, made, packing, before, past is not None and past.keep, notes)
         if past is not None:
             past.state = state
         return o
