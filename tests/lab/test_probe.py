@@ -92,6 +92,33 @@ def test_features_by_hand(normalise):
     assert_close(output[0, :, 0], by_hand(made, x, operands, fit), 1e-6)
 
 
+def test_own_erasure_by_hand():
+    """Every state is the delta rule over its own tokens; merged states add up; all of them decay."""
+    made, x, operands = memory({"erase": "own"}, routed=False)
+    torch.manual_seed(2)
+    k = torch.nn.functional.normalize(operands.k, dim=-1)
+    g, beta = -torch.rand(1, 12, 1, dtype=torch.float64), torch.rand(1, 12, 1, dtype=torch.float64)
+    operands = Operands(operands.q, k, operands.v, g, beta)
+    found, lam = made.decide(operands), made.slots(x)[0, :, 0]
+    boundary, merged = found.boundary[0, :, 0], found.merged[0, :, 0]
+    assert 1 < boundary.sum() < 12 and (merged >= 0).any()
+    states, outputs = [], []
+    for t in range(12):
+        key, value, step = k[0, t, 0], operands.v[0, t, 0], beta[0, t, 0]
+        if not boundary[t]:
+            states[-1] = states[-1] - step * torch.outer(key, key @ states[-1])
+        states = [g[0, t, 0].exp() * S for S in states]
+        if merged[t] >= 0:
+            i = int(merged[t])
+            states[i : i + 2] = [states[i] + states[i + 1]]
+        if boundary[t]:
+            states.append(torch.zeros(3, 3, dtype=torch.float64))
+        states[-1] = states[-1] + step * torch.outer(key, value)
+        outputs.append(sum(lam[t, i] * (operands.q[0, t, 0] @ S) for i, S in enumerate(states)))
+    output, _ = made(x, operands, Packing(1, 12))
+    assert_close(output[0, :, 0], torch.stack(outputs), 1e-9)
+
+
 def test_tau_follows_the_rate():
     made, x, operands = memory({"rate": 0.25}, heads=2)
     for _ in range(200):

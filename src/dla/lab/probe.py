@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dla.lab.pairs import pairs, unit
+from dla.lab.pairs import decayed, pairs, unit, written
 from dla.layers.memory import SHARPNESS, DynamicMemory, FactoredSlotWeights, Operands
 from dla.layers.mixer import LinearMixer
 from dla.models import DLAForCausalLM
@@ -23,6 +23,7 @@ from dla.ops.state import State
 
 FEATURES = ("count", "density", "age")
 KEYS = ("plain", "step", "faded")
+ERASES = ("all", "own")
 RATE_STEP = 0.01  # how fast tau follows the boundary rate
 
 
@@ -36,6 +37,7 @@ class Probe:
     normalise: routed weights of a read's states sum to one.
     keys: a state is known by the "plain" sum of its tokens' keys, by their sum times the delta "step", or "faded" by
     the decay since.
+    erase: "all" states forget what the delta rule erases, or the current one alone, its "own".
     rate: tau of each head follows this boundary rate while training.
     """
 
@@ -43,11 +45,13 @@ class Probe:
     features: str = ""  # joined by "+"
     normalise: bool = False
     keys: str = "plain"
+    erase: str = "all"
     rate: float | None = None
 
     def __post_init__(self) -> None:
         check_known("features", self.seen, FEATURES)
         check_choice("keys", self.keys, KEYS)
+        check_choice("erase", self.erase, ERASES)
 
     @property
     def seen(self) -> list[str]:
@@ -89,7 +93,12 @@ class ProbedMemory(DynamicMemory):
         count.scatter_add_(-1, item, lower.long().expand_as(item))
         weight = self.weights(x, q, k, made, decided, count, last)
         weight = weight.gather(-1, item)
-        return made.scale * ((pairs(q, k, made) * weight) @ made.v.transpose(1, 2)).transpose(1, 2), None
+        if self.probe.erase == "all":
+            return made.scale * ((pairs(q, k, made) * weight) @ made.v.transpose(1, 2)).transpose(1, 2), None
+        scores, decay = decayed(q, k, made)
+        opened = boundary.long().cumsum(-1)
+        together = opened[..., :, None] == opened[..., None, :]
+        return made.scale * ((scores * weight) @ written(k, made, decay, together)).transpose(1, 2), None
 
     def weights(
         self, x: Tensor, q: Tensor, k: Tensor, made: Operands, decided: Segmentation, count: Tensor, last: Tensor
