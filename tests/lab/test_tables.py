@@ -88,6 +88,7 @@ def test_a_document_is_filled_once(results, tmp_path, capsys):
         ('rows = ["rooted"]', "nearest is 'routed'"),
         ('colour = "red"', "'colour' is not known"),
         ("value = ", "not valid TOML"),
+        ('value = "los"', "value must be one of 'accuracy', 'loss', got 'los'"),
         ('only = ["length 256"]', "nearest is '→ length 256'"),
     ],
 )

@@ -76,8 +76,8 @@ def reads(memory: DynamicMemory, x: Tensor, made: Operands, tolerances: Sequence
         parts, limits, live = contributions(
             state, now["q"][:, 0], lam[:, t], _at(route, t), memory.slot_order, made.scale
         )
+        order = limits.sort(-1)
         for i, tolerance in enumerate(tolerances):
-            order = limits.sort(-1)
             dropped = order.values.cumsum(-1) <= tolerance * limits.sum(-1, keepdim=True)
             skip = torch.zeros_like(dropped).scatter(-1, order.indices, dropped) & live
             change = (parts * skip[..., None]).sum(2).square().sum()

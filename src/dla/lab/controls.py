@@ -1,6 +1,5 @@
 """Controls that are no memory of the library: made from its parts, in quadratic form, for short sequences."""
 
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -8,11 +7,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dla.lab.pairs import pairs, unit
+from dla.lab.pairs import pairs
 from dla.lab.probe import use_probe
-from dla.layers.memory import SHARPNESS, LogLinearMemory, Operands
+from dla.layers.memory import SHARPNESS, LogLinearMemory, Operands, inverse_softplus
 from dla.layers.mixer import LinearMixer
 from dla.models import DLAForCausalLM
+from dla.ops.routing import direction
 from dla.ops.rules import check_choice
 from dla.ops.state import State
 
@@ -25,7 +25,7 @@ class RoutedLevels(LogLinearMemory):
 
     def __init__(self, hidden_size: int, heads: int, levels: int, slot_bias: bool = False) -> None:
         super().__init__(hidden_size, heads, levels, slot_bias)
-        self.sharpness = torch.nn.Parameter(torch.full((heads,), math.log(math.expm1(SHARPNESS))))
+        self.sharpness = torch.nn.Parameter(torch.full((heads,), inverse_softplus(SHARPNESS)))
 
     def attend(self, x: Tensor, made: Operands, past: Any, notes: Any, **options: Any) -> tuple[Tensor, State | None]:
         if past is not None or options["cu_seqlens"] is not None or options["output_final_state"]:
@@ -38,7 +38,7 @@ class RoutedLevels(LogLinearMemory):
         member = F.one_hot(level, width) * past_of[..., None]  # [T, T, levels] whether token s is in a level of t
         sums = torch.einsum("tsl,bhsd->bhtld", member, k)
         route = F.softplus(self.sharpness)[:, None, None]
-        fit = torch.exp(route * (torch.einsum("bhtd,bhtld->bhtl", unit(q), unit(sums)) - 1))
+        fit = torch.exp(route * (torch.einsum("bhtd,bhtld->bhtl", direction(q), direction(sums)) - 1))
         weight = self.slots(x).transpose(1, 2)[..., :width] * fit  # [B, H, T, levels]
         weight = weight.gather(-1, level.expand(*weight.shape[:2], time, time))
         v = made.v.transpose(1, 2)

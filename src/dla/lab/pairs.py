@@ -38,8 +38,3 @@ def decayed(q: Tensor, k: Tensor, made: Operands) -> tuple[Tensor, Tensor]:
     total = torch.zeros_like(q[..., 0]) if made.g is None else made.g.transpose(1, 2).double().cumsum(-1)
     decay = (total[..., :, None] - total[..., None, :]).masked_fill(~lower, -torch.inf).exp().to(q.dtype)
     return (q @ k.transpose(-1, -2)) * decay, decay
-
-
-def unit(x: Tensor) -> Tensor:
-    """x over max(its norm, 1e-6)"""
-    return x / x.norm(dim=-1, keepdim=True).clamp_min(1e-6)

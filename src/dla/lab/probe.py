@@ -3,7 +3,6 @@
 ``[[row]] control = { name = "probe", features = "count+age" }``: with no option it is the memory itself.
 """
 
-import math
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -11,13 +10,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dla.lab.pairs import decayed, pairs, unit, written
-from dla.layers.memory import SHARPNESS, DynamicMemory, FactoredSlotWeights, Operands
+from dla.lab.pairs import decayed, pairs, written
+from dla.layers.memory import SHARPNESS, DynamicMemory, FactoredSlotWeights, Operands, inverse_softplus
 from dla.layers.mixer import LinearMixer
 from dla.models import DLAForCausalLM
 from dla.names import check_known
 from dla.ops import Segmentation, segment
 from dla.ops.memories import follow
+from dla.ops.routing import direction
 from dla.ops.rules import check_choice
 from dla.ops.state import State
 
@@ -71,7 +71,7 @@ class ProbedMemory(DynamicMemory):
         self.probe = probe
         self.slots = slots
         if self.sharpness is not None:
-            nn.init.constant_(self.sharpness, math.log(math.expm1(probe.sharpness)))
+            nn.init.constant_(self.sharpness, inverse_softplus(probe.sharpness))
         self.sharpness_map = memory.sharpness_map
         self.factors = nn.Parameter(torch.zeros(heads, len(probe.seen))) if probe.seen else None
         self.tau = nn.Parameter(torch.full((heads,), float(self.rules["tau"])), requires_grad=False)
@@ -116,7 +116,7 @@ class ProbedMemory(DynamicMemory):
         if route is not None:
             route = route[:, None] if route.dim() == 1 else route.transpose(1, 2)  # [H, 1] or [B, H, T]
             sums = self.key_sums(k, made, count, end)
-            fit = fit + route[..., None] * (torch.einsum("bhtd,bhtsd->bhts", unit(q), unit(sums)) - 1)
+            fit = fit + route[..., None] * (torch.einsum("bhtd,bhtsd->bhts", direction(q), direction(sums)) - 1)
         if self.factors is not None:
             score = F.pad(decided.score.transpose(1, 2).cumsum(-1), (1, 0))
             known = {

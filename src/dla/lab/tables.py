@@ -35,7 +35,9 @@ from dla.lab.statistics import (
     task_titles,
 )
 from dla.names import check_known
+from dla.ops.rules import check_choice
 
+VALUES = ("accuracy", "loss")
 BLOCK = re.compile(r"(<!-- table\n(.*?)-->\n)(.*?)(<!-- end -->)", re.DOTALL)
 
 
@@ -94,6 +96,7 @@ def _asked(text: str) -> Asked:
     check_known("table", given, [f.name for f in fields(Asked)])
     if "results" not in given:
         raise ValueError("a table needs results, the name of the grid it is made from")
+    check_choice("value", given.get("value", "accuracy"), VALUES)
     options: dict[str, Any] = {name: tuple(x) if isinstance(x, list) else x for name, x in given.items()}
     return Asked(**options)
 

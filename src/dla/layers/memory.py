@@ -34,7 +34,7 @@ class SlotWeights(nn.Module):
     def reset_parameters(self) -> None:
         nn.init.ones_(self.L)
         if self.bias is not None:
-            nn.init.constant_(self.bias, share_logit(1))  # lam = 1 where W x = 0
+            nn.init.constant_(self.bias, inverse_softplus(1))  # lam = 1 where W x = 0
 
     def forward(self, x: Tensor) -> Tensor:
         """[B, T, hidden] -> [B, T, heads, width] in float32 or wider"""
@@ -54,9 +54,9 @@ class FactoredSlotWeights(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        nn.init.constant_(self.B, share_logit(self.B.shape[1]))
+        nn.init.constant_(self.B, inverse_softplus(1 / self.B.shape[1]))
         if self.bias is not None:
-            nn.init.constant_(self.bias, share_logit(1))  # lam = 1 where W x = 0
+            nn.init.constant_(self.bias, inverse_softplus(1))  # lam = 1 where W x = 0
 
     def forward(self, x: Tensor) -> Tensor:
         """[B, T, hidden] -> [B, T, heads, width] in float32 or wider"""
@@ -66,9 +66,8 @@ class FactoredSlotWeights(nn.Module):
         return torch.einsum("bthr,hrk->bthk", parts, F.softplus(self.B.to(dtype)))
 
 
-def share_logit(parts: int) -> float:
-    """The number whose softplus is 1 / parts."""
-    return math.log(math.expm1(1 / parts))
+def inverse_softplus(x: float) -> float:
+    return math.log(math.expm1(x))
 
 
 @dataclass
@@ -166,7 +165,7 @@ class DynamicMemory(Memory):
 
     def reset_parameters(self) -> None:
         if self.sharpness is not None:
-            nn.init.constant_(self.sharpness, math.log(math.expm1(SHARPNESS)))
+            nn.init.constant_(self.sharpness, inverse_softplus(SHARPNESS))
         if self.sharpness_map is not None:
             nn.init.zeros_(self.sharpness_map)
 

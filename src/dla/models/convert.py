@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dla.layers.memory import share_logit
+from dla.layers.memory import inverse_softplus
 from dla.models.causal_lm import DLAForCausalLM
 from dla.models.checkpoint import (
     Tensors,
@@ -47,7 +47,7 @@ MEMORY_OPTIONS = (
     "max_position_embeddings",
 )
 # lam = softplus(L * (W x) + bias) = 1, or softplus(W x + bias) softplus(B) = 1, for every x
-NEUTRAL = {"slots.proj.weight": 0.0, "slots.L": 1.0, "slots.bias": share_logit(1)}
+NEUTRAL = {"slots.proj.weight": 0.0, "slots.L": 1.0, "slots.bias": inverse_softplus(1)}
 
 
 def convert(
@@ -202,7 +202,7 @@ def upgrade(
 def _neutral(name: str, shape: torch.Size, tensors: Mapping[str, Tensor]) -> Tensor:
     """A tensor of the memory's slot weights for which they are 1."""
     if name.endswith(".mixer.memory.slots.B"):  # [heads, rank, slots]
-        return torch.full(shape, share_logit(shape[1]))
+        return torch.full(shape, inverse_softplus(1 / shape[1]))
     value = next(value for end, value in NEUTRAL.items() if name.endswith(f".mixer.memory.{end}"))
     dtype = tensors[EMBEDDINGS].dtype if name.endswith("proj.weight") else torch.float32
     return torch.full(shape, value, dtype=dtype)
