@@ -152,8 +152,10 @@ class DynamicMemory(Memory):
         **rules: Any,
     ) -> None:
         super().__init__()
-        self.slots: SlotWeights | FactoredSlotWeights = SlotWeights(hidden_size, heads, width, slot_bias)
-        if slot_rank is not None:
+        self.slots: SlotWeights | FactoredSlotWeights
+        if slot_rank is None:
+            self.slots = SlotWeights(hidden_size, heads, width, slot_bias)
+        else:
             self.slots = FactoredSlotWeights(hidden_size, heads, width, slot_rank, slot_bias)
         self.sharpness = nn.Parameter(torch.empty(heads)) if routed else None
         by_token = routed and sharpness == "token"
