@@ -9,6 +9,7 @@ from typing import Any
 from dla import __version__
 
 MEMORIES = ("single", "log_linear", "dynamic")
+NAMED = (*MEMORIES, "paper", "recommended")  # with the configurations that have a name
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -291,7 +292,7 @@ def _bench_model_options(benches: Any) -> None:
     step.set_defaults(run=_bench_step)
     loop = benches.add_parser("loop", help="tokens per second of `dla train` against a bare loop, and of its loader")
     loop.add_argument("--preset", default="mamba2-tiny", help="which model (%(default)s)")
-    loop.add_argument("--memory", choices=MEMORIES, default="single", help="of the model (%(default)s)")
+    loop.add_argument("--memory", choices=NAMED, default="single", help="of the model (%(default)s)")
     loop.add_argument("--sequences", type=int, default=4, metavar="B", help="of a step (%(default)s)")
     loop.add_argument("--length", type=int, default=512, metavar="T", help="tokens each (%(default)s)")
     loop.add_argument("--steps", type=int, default=30, metavar="N", help="to time (%(default)s)")
@@ -310,7 +311,7 @@ def _bench_model_options(benches: Any) -> None:
     context.set_defaults(run=_bench_context)
     evaluation = benches.add_parser("eval", help="the lm-eval adapter against lm-eval's own, on the same model")
     evaluation.add_argument("--preset", default="mamba2-tiny", help="which model (%(default)s)")
-    evaluation.add_argument("--memory", choices=MEMORIES, default="single", help="of the model (%(default)s)")
+    evaluation.add_argument("--memory", choices=NAMED, default="single", help="of the model (%(default)s)")
     evaluation.add_argument("--requests", type=int, default=64, metavar="N", help="contexts (%(default)s)")
     evaluation.add_argument("--context", type=int, default=100, metavar="T", help="tokens of each (%(default)s)")
     evaluation.add_argument("--ending", type=int, default=10, metavar="T", help="tokens of an ending (%(default)s)")
@@ -392,7 +393,10 @@ def _info_options(parser: argparse.ArgumentParser) -> None:
         "--context", type=int, default=16384, metavar="T", help="tokens to give memory and FLOPs for (%(default)s)"
     )
     parser.add_argument(
-        "--memory", action="append", choices=MEMORIES, help="show this memory; may be given more than once (all)"
+        "--memory",
+        action="append",
+        choices=NAMED,
+        help="show this memory; may be given more than once (all three)",
     )
     parser.add_argument("--json", action="store_true", help="print the figures as JSON instead of tables")
     parser.set_defaults(run=_info)
@@ -419,7 +423,7 @@ def _generate_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--device", help="such as cpu or cuda (default: the GPU if there is one)")
     parser.add_argument("--tokenizer", metavar="NAME", help="a folder or a name of the Hugging Face hub (the model's)")
-    parser.add_argument("--memory", choices=MEMORIES, help="of a preset (single)")
+    parser.add_argument("--memory", choices=NAMED, help="of a preset (single)")
     parser.add_argument(
         "--prefill-chunk", type=int, default=4096, metavar="N", help="tokens of the prompt read at a time (%(default)s)"
     )

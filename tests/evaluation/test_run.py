@@ -179,7 +179,9 @@ def test_every_row_has_its_recipe(tmp_path: Path) -> None:
                 recipe, overrides = reproduce.training(row, scale, recipes, tmp_path / row.name)
                 config = model_config(read_recipe(recipe, overrides))
                 assert config.backbone == kinds[row.backbone]
-                assert config.memory == ("dynamic" if row.memory == "dynamic" else row.memory)
+                recommended = row.memory == "recommended"
+                assert config.memory == ("dynamic" if recommended else row.memory)
+                assert config.routed == recommended
                 if row.memory == "dynamic":
                     wanted = row.options.get("capacity", 30)
                     assert config.capacity == (None if wanted == "none" else wanted)
@@ -189,7 +191,7 @@ def test_every_row_has_its_recipe(tmp_path: Path) -> None:
 def test_a_table_is_made_and_its_models_are_kept(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    rows = (reproduce.MODELS[4], reproduce.MODELS[6])
+    rows = (reproduce.GDN[0], reproduce.GDN[2])
     monkeypatch.setitem(reproduce.PLANS, "table1", reproduce.Plan("commonsense", rows, tasks=("piqa",)))
     small = ["--schedule.steps", "2", "--schedule.warmup", "1", "--data.length", "128", "--model.hidden_size", "32"]
     text = tmp_path / "text.txt"

@@ -19,7 +19,7 @@ TINY = "Tiny models, trained for minutes on a CPU: this shows that the pipeline 
 
 @dataclass(frozen=True)
 class Row:
-    """A model of a table. memory: single, log_linear, dynamic or routed; options: of its configuration."""
+    """A model of a table. memory: the name of its recipe; options: of its configuration."""
 
     label: str
     backbone: str
@@ -43,22 +43,24 @@ class Plan:
     tasks: tuple[str, ...] = ()
 
 
-MODELS = (
-    Row("Transformer", "transformer"),
-    Row("Mamba-2", "mamba2"),
-    Row("Mamba-2 + Log-Linear", "mamba2", "log_linear"),
-    Row("Mamba-2 + DLA", "mamba2", "dynamic"),
-    Row("GDN", "gdn"),
-    Row("GDN + Log-Linear", "gdn", "log_linear"),
-    Row("GDN + DLA", "gdn", "dynamic"),
-)
+def _memories(label: str, backbone: str) -> tuple[Row, ...]:
+    return (
+        Row(label, backbone),
+        Row(f"{label} + Log-Linear", backbone, "log_linear"),
+        Row(f"{label} + DLA", backbone, "dynamic"),
+        Row(f"{label} + DLA, recommended", backbone, "recommended"),
+    )
+
+
+MAMBA2, GDN = _memories("Mamba-2", "mamba2"), _memories("GDN", "gdn")
+MODELS = (Row("Transformer", "transformer"), *MAMBA2, *GDN)
 ABLATION_TASKS = ("lambada", "piqa", "hellaswag", "winogrande")
 
 
 def _ablation() -> tuple[Row, ...]:
     """The memory without a capacity is the paper's DLA(I)."""
     found: list[Row] = []
-    for single, log_linear, dynamic in (MODELS[1:4], MODELS[4:7]):
+    for single, log_linear, dynamic, _ in (MAMBA2, GDN):
         alone = Row(f"{single.label} + DLA (I)", single.backbone, "dynamic", {"capacity": "none"})
         found += [single, log_linear, alone, dynamic]
     return tuple(found)
@@ -66,7 +68,7 @@ def _ablation() -> tuple[Row, ...]:
 
 def _budget() -> tuple[Row, ...]:
     """K = 30 and tau = 0.6 are the paper's model itself."""
-    label = MODELS[3].label
+    label = MAMBA2[2].label
     rows = [Row(f"{label}, K={k}", "mamba2", "dynamic", {"capacity": k} if k != 30 else {}) for k in (20, 30, 40)]
     return (*rows, *(Row(f"{label}, τ={tau}", "mamba2", "dynamic", {"tau": tau}) for tau in (0.5, 0.7)))
 
@@ -85,6 +87,7 @@ PRESETS = {"mamba2": "mamba2-780m", "gdn": "gdn-1.3b", "transformer": "transform
 TINY_TRAINING = [
     *("--data.length", "1024", "--schedule.steps", "150", "--schedule.warmup", "15"),
     *("--evaluation.every", "0", "--evaluation.sequences", "16", "--checkpoint.every", "0"),
+    *("--model.capacity", "30"),
 ]
 TINY_SHAPE = {"mamba2": ("--model.backbone", "mamba2", "--model.num_heads", "4", "--model.num_key_heads", "1")}
 TINY_EVALUATION: dict[str, Any] = {"limit": 20, "lengths": (1024,), "max_length": 4096, "context_tokens": 1024}
@@ -155,8 +158,7 @@ def training(row: Row, scale: str, recipes: Path, folder: Path) -> tuple[Path, l
         name = PRESETS[row.backbone] + ("" if row.backbone == "transformer" else f"-{row.memory}")
         return recipes / "paper" / f"{name}.toml", options
     name = "transformer" if row.backbone == "transformer" else row.memory
-    shape = [*TINY_SHAPE.get(row.backbone, ()), *(("--model.capacity", "30") if row.memory == "dynamic" else ())]
-    return recipes / "cpu" / f"{name}.toml", [*TINY_TRAINING, *shape, *options]
+    return recipes / "cpu" / f"{name}.toml", [*TINY_TRAINING, *TINY_SHAPE.get(row.backbone, ()), *options]
 
 
 def _train(recipe: tuple[Path, Sequence[str]]) -> None:

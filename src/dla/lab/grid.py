@@ -40,6 +40,7 @@ from dla.lab.cell import Cell, Training
 from dla.lab.controls import control
 from dla.lab.measure import matched
 from dla.models import DLAConfig, DLAForCausalLM
+from dla.models.configurations import spelled_out
 from dla.names import check_known, nearest
 
 TOP = ("name", "seeds", "training", "model", "task", "row")
@@ -138,7 +139,7 @@ def _cell(
     made = Cell(
         grid=grid,
         label=row["label"],
-        model=options,
+        model=spelled_out(options),
         task=task,
         seed=seed,
         training=Training(**chosen),

@@ -10,6 +10,7 @@ except ImportError as error:
 from dla.models.cache import DLACache
 from dla.models.causal_lm import DLAForCausalLM
 from dla.models.config import DLAConfig
+from dla.models.configurations import CONFIGURATIONS
 from dla.models.model import DLAModel
 from dla.models.presets import preset
 
@@ -17,4 +18,4 @@ AutoConfig.register(DLAConfig.model_type, DLAConfig)
 AutoModel.register(DLAConfig, DLAModel)
 AutoModelForCausalLM.register(DLAConfig, DLAForCausalLM)
 
-__all__ = ["DLACache", "DLAConfig", "DLAForCausalLM", "DLAModel", "preset"]
+__all__ = ["CONFIGURATIONS", "DLACache", "DLAConfig", "DLAForCausalLM", "DLAModel", "preset"]

@@ -37,6 +37,7 @@ from typing import Any
 import torch
 
 from dla.models.config import MEMORIES, DLAConfig
+from dla.models.configurations import CONFIGURATIONS
 from dla.models.presets import find_config, preset
 from dla.report import table
 
@@ -133,10 +134,10 @@ def variants(config: DLAConfig, memories: Sequence[str] | None = None) -> dict[s
         return {"softmax" if set(pattern) == {"softmax"} else "as configured": config}
     made = {}
     for memory in memories or MEMORIES:
-        changed: dict[str, Any] = {"memory": memory}
+        changed: dict[str, Any] = {"memory": memory, **CONFIGURATIONS.get(memory, {})}
         explicit = any(entry.endswith(":dynamic") for entry in pattern)
-        if config.routed and memory != "dynamic" and not explicit:
-            changed["routed"] = False
+        if config.routed and changed["memory"] != "dynamic" and not explicit:
+            changed |= {"routed": False, "sharpness": "head"}
         made[memory] = DLAConfig(**{**config.to_dict(), **changed})
     return made
 

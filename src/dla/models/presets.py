@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from dla.models.config import DLAConfig
+from dla.models.configurations import spelled_out
 from dla.names import nearest
 
 _LARGE = {"initializer_range": 0.006, "max_position_embeddings": 16384}
@@ -65,13 +66,14 @@ def preset(name: str, memory: str = "single", **overrides: Any) -> DLAConfig:
 
     Args:
         name: one of ``PRESETS``.
-        memory: "single", "log_linear" or "dynamic"; softmax models take "single" only.
+        memory: "single", "log_linear", "dynamic", or one of ``CONFIGURATIONS`` ("paper", "recommended"), whose other
+            options then hold as well; softmax models take "single" only.
         overrides: any option of ``DLAConfig`` that is to differ from the preset.
     """
     if name not in PRESETS:
         near = nearest(name, PRESETS)
         raise ValueError(f"name is not a preset: {name!r}; did you mean {near}? There are " + ", ".join(PRESETS))
-    return DLAConfig(**{**PRESETS[name], "memory": memory, **overrides})
+    return DLAConfig(**{**PRESETS[name], **spelled_out({"memory": memory, **overrides})})
 
 
 def find_config(name: str, memory: str | None = None) -> DLAConfig:

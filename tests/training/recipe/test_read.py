@@ -64,7 +64,7 @@ MEMORIES = {  # of a recipe's name: what its model must be
     "single": ("single", False),
     "log_linear": ("log_linear", False),
     "dynamic": ("dynamic", False),
-    "routed": ("dynamic", True),
+    "recommended": ("dynamic", True),
 }
 MILLIONS = {"mamba2-780m": 780, "mamba2-802m": 802, "gdn-1.3b": 1390, "transformer-778m": 778}
 ADDED = {"mamba2-780m": 48 * 48 * 1537, "mamba2-802m": 21 * 48 * 1537, "gdn-1.3b": 21 * 6 * 2049}  # a slot or level

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from dla.models.config import DLAConfig
+from dla.models.configurations import spelled_out
 from dla.models.presets import PRESETS, find_config, preset
 from dla.names import check_known
 from dla.training.recipe.schema import MODEL
@@ -27,7 +28,7 @@ def model_config(recipe: Recipe) -> DLAConfig:
     if given is not None and given < length:
         raise ValueError(f"model.max_position_embeddings must be at least data.length = {length}, got {given}")
     try:
-        config = DLAConfig(**options) if name is None else preset(name, **options)
+        config = DLAConfig(**spelled_out(options)) if name is None else preset(name, **options)
     except (ValueError, TypeError) as error:
         raise ValueError(f"model: {' '.join(str(error).split())}") from error
     if given is None:

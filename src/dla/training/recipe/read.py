@@ -5,7 +5,7 @@ run = "out/dynamic"
 
 [model]
 preset = "mamba2-tiny"     # or load = "folder", or the model's own shape
-memory = "dynamic"
+memory = "paper"            # or "recommended", or single, log_linear, dynamic and options of your own
 block = "none"             # TOML has no null
 
 [data]
@@ -20,6 +20,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, get_type_hints
 
+from dla.models.configurations import spelled_out
 from dla.training.recipe.check import check
 from dla.training.recipe.configure import model_config
 from dla.training.recipe.overrides import parse_overrides
@@ -79,4 +80,5 @@ def _build(tree: Tree) -> Recipe:
     sections = {name: types[name](**value) for name, value in tree.items() if name not in TOP and name != "model"}
     # "none" takes back what a file below said; one that says neither is the same
     model = {key: x for key, x in tree.get("model", {}).items() if x is not None or key not in ("preset", "load")}
-    return Recipe(**{name: tree[name] for name in TOP if name in tree}, **sections, model=model)
+    # a configuration's name may stand for other options one day, so it is not kept
+    return Recipe(**{name: tree[name] for name in TOP if name in tree}, **sections, model=spelled_out(model))
