@@ -7,7 +7,7 @@ STAMP := $(VENV)/.installed
 SOURCES := pyproject.toml constraints.txt setup.py $(wildcard src/dla/ops/cpu/*.cpp)
 ONE_THREAD := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
 
-.PHONY: install demo test test-all lint format bench clean
+.PHONY: install demo test test-all lint format bench study clean
 
 install: $(STAMP)
 
@@ -37,6 +37,12 @@ format: $(STAMP)
 
 bench: $(STAMP)
 	$(PY) -m dla.cli bench figures --out benchmarks/figures.json
+
+# The final tables of docs/study.md from new runs, in out/study/study.md: hours on two cores, goes on where it was ended.
+STUDY := recall pairs needle ablation backbones text
+study: $(STAMP)
+	for grid in $(STUDY); do $(PY) -m dla.cli lab run study/$$grid.toml --out out/study/$$grid || exit 1; done
+	$(PY) -m dla.cli lab tables docs/study.md --results out/study --out out/study/study.md
 
 clean:
 	rm -rf build out .pytest_cache .mypy_cache .ruff_cache src/*.egg-info

@@ -15,7 +15,7 @@ from dla.lab.measure import matched
 from dla.lab.run import read_results, run_grid
 from tests.lab.test_grid import CONTENT
 
-SAME = ("accuracy", "loss", "curve", "evaluations", "state_bytes", "memory", "parameters", "model")
+SAME = ("accuracy", "loss", "curve", "evaluations", "state_bytes", "memory", "skipping", "parameters", "model")
 
 
 def small(**changes):
@@ -30,6 +30,8 @@ def test_a_cell_is_the_same_again():
     assert first["key"] == cell.key
     assert len(first["curve"]) == 2
     assert first["memory"]["live_states"] <= 4
+    assert 0 < first["skipping"]["read_at_0.1"] <= first["skipping"]["read_at_0.01"] <= 4
+    assert first["skipping"]["error_at_0.1"] <= first["skipping"]["bound_at_0.1"]
     json.dumps(first)
 
 

@@ -112,3 +112,29 @@ def test_another_file(results, tmp_path):
     document.write_text(TEXT.format(more=""))
     assert run(document, results=results, out=other) == 0
     assert "old" in document.read_text() and "old" not in other.read_text()
+
+
+def test_figures_of_skipping(results):
+    file = results / "recall" / "results.jsonl"
+    lines = [json.loads(x) | {"skipping": {"read_at_0.01": 3.25}} for x in file.read_text().splitlines()]
+    file.write_text("".join(json.dumps(x) + "\n" for x in lines))
+    text = fill(TEXT.format(more='figures = ["read_at_0.01"]'), results)
+    header, _, *rows = cells(text)
+    assert [row[-1] for row in (header, *rows)] == ["read at 0.01", "3.25", "3.25"]
+
+
+def test_pictures_lie_where_the_document_looks_for_them(results, tmp_path, capsys):
+    pytest.importorskip("matplotlib")
+    document = tmp_path / "docs" / "study.md"
+    document.parent.mkdir()
+    document.write_text(TEXT.format(more='plot = "images/recall.png"'))
+    assert run(document, results=results, check=True) == 1
+    picture = document.parent / "images" / "recall.png"
+    assert not picture.exists()
+    assert run(document, results=results) == 0
+    assert "(images/recall.png)" in document.read_text()
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    elsewhere = tmp_path / "out" / "study.md"
+    elsewhere.parent.mkdir()
+    assert run(document, results=results, out=elsewhere) == 0
+    assert (elsewhere.parent / "images" / "recall.png").read_bytes() == picture.read_bytes()

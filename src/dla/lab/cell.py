@@ -14,7 +14,7 @@ from torch import Tensor
 
 import dla
 from dla.lab.controls import control
-from dla.lab.measure import memory_figures
+from dla.lab.measure import memory_figures, skipping_figures
 from dla.lab.tasks import NO_TARGET, Task, make_task
 from dla.models import DLAConfig, DLAForCausalLM
 from dla.training.data.feed import Micro
@@ -22,6 +22,7 @@ from dla.training.recipe import Gate, Optimizer, Schedule
 from dla.training.trainer import DivergedError, Trainer
 
 EVALUATION_SEED = 1_000_000_000  # far from those of training
+LOOKED_AT, LOOKED_FAR = 8, 1024  # sequences, and their tokens, whose reads are looked at one by one
 
 
 @dataclass(frozen=True)
@@ -100,12 +101,14 @@ def run_cell(
         model.save_pretrained(folder)
     found = [evaluate(model, each, cell.training.evaluation_batch) for each in (task, *others)]
     sample = task.sample(min(32, cell.training.evaluation_batch), EVALUATION_SEED)
+    readable = model.config.dynamic and cell.control is None  # controls read in ways of their own
     return {
         "key": cell.key,
         **{name: value for name, value in asdict(cell).items() if name != "evaluations"},
         "task": task.describe(),
         "parameters": sum(p.numel() for p in model.parameters()),
         **memory_figures(model, sample.ids),
+        "skipping": skipping_figures(model, sample.ids[:LOOKED_AT, :LOOKED_FAR]) if readable else None,
         **found[0],
         "chance": task.chance,
         "curve": curve,

@@ -7,9 +7,11 @@ from torch import Tensor
 
 from dla.bench.streams import describe
 from dla.inspect.observe import live_states, observe
+from dla.inspect.skipping import skipping
 from dla.models import DLAConfig, DLAForCausalLM
 
 FLOAT = 4  # bytes
+TOLERANCES = (0.01, 0.1)  # of the bound on what states add to a read
 
 
 @torch.no_grad()
@@ -36,6 +38,13 @@ def memory_figures(model: DLAForCausalLM, ids: Tensor) -> dict[str, Any]:
         figures = {name: sum(d[name] for d in described) / len(seen) for name in ("boundary_rate", "W")}
         figures["live_states"] = sum(live) / len(live)
     return {"state_bytes": mean, "state_bytes_held": held, "memory": figures}
+
+
+def skipping_figures(model: DLAForCausalLM, ids: Tensor) -> dict[str, float]:
+    """How many states a read needs if negligible ones are left out, and what that changes (`dla.inspect.skipping`)."""
+    found = skipping(model, ids, TOLERANCES)
+    parts = [(f"{x.tolerance:g}", x) for x in found]
+    return {f"{name}_at_{text}": getattr(x, name) for text, x in parts for name in ("read", "error", "bound")}
 
 
 def matched(config: DLAConfig, state_bytes: float, time: int) -> dict[str, int]:

@@ -7,6 +7,7 @@ value = "accuracy"            # or "loss"
 baseline = "single"           # adds paired differences to it
 figures = ["state_bytes"]     # further columns, of the first task
 only = ["→ length 512"]       # these columns alone
+plot = "images/recall.png"    # the table as a picture, too: its path, from the document
 -->
 (what is here is replaced)
 <!-- end -->
@@ -20,6 +21,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from dla.lab.dots import Panel, draw_dots
 from dla.lab.html import Table
 from dla.lab.report import estimate_text, load, markdown_table
 from dla.lab.statistics import (
@@ -51,6 +53,7 @@ class Asked:
     baseline: str | None = None
     figures: tuple[str, ...] = ()
     only: tuple[str, ...] = ()  # titles of columns; left out: all
+    plot: str | None = None
 
 
 @dataclass(frozen=True)
@@ -79,7 +82,11 @@ def run(document: Path, *, results: Path, out: Path | None = None, check: bool =
         return 0 if same else 1
     target = document if out is None else out
     target.write_text(filled, encoding="utf-8", newline="\n")
-    print(f"{len(BLOCK.findall(text))} tables in {target}")
+    tables = [_asked(settings) for _, settings, _, _ in BLOCK.findall(text)]
+    for asked in tables:
+        if asked.plot is not None:
+            draw(asked, results, target.parent / asked.plot)
+    print(f"{len(tables)} tables in {target}")
     return 0
 
 
@@ -103,13 +110,8 @@ def _asked(text: str) -> Asked:
 
 def table(asked: Asked, results: Path) -> str:
     """In Markdown: a line a row, a column a task or evaluation, each the mean ± half its 95 % interval over seeds."""
-    runs = load(results / asked.results / "results.jsonl")
-    labels = list(dict.fromkeys(run["label"] for run in runs))
-    check_known(f"rows of {asked.results}", [*asked.rows, *filter(None, [asked.baseline])], labels)
-    places = columns(runs)
-    check_known(f"columns of {asked.results}", asked.only, [place.title for place in places])
-    places = [place for place in places if not asked.only or place.title in asked.only]
-    header, lines = [""], [[label] for label in asked.rows or labels]
+    runs, labels, places = _read(asked, results)
+    header, lines = [""], [[label] for label in labels]
     for place in places:
         header.append(place.title)
         base = _values(runs, place, asked.baseline, asked.value) if asked.baseline else {}
@@ -127,7 +129,34 @@ def table(asked: Asked, results: Path) -> str:
     seeds = sorted({run["seed"] for run in runs})
     notes.append(f"Seeds {', '.join(map(str, seeds))}; {_count(runs)}; {asked.value}, mean ± half the 95 % interval")
     notes[-1] += f", in brackets the paired difference to {asked.baseline}." if asked.baseline else "."
+    if asked.plot is not None:
+        notes.append(f"![{asked.value} of each row, a dot a seed]({asked.plot})")
     return "\n\n".join([markdown_table(Table(header, lines, [""] * len(lines))), *notes])
+
+
+def draw(asked: Asked, results: Path, path: Path) -> None:
+    """The table as a picture."""
+    runs, labels, places = _read(asked, results)
+    panels = [
+        Panel(
+            place.title,
+            {label: [*_values(runs, place, label, asked.value).values()] for label in labels},
+            runs[0].get("chance") if asked.value == "accuracy" else None,
+        )
+        for place in places
+    ]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(draw_dots(labels, panels, asked.value))
+
+
+def _read(asked: Asked, results: Path) -> tuple[list[Result], list[str], list[Column]]:
+    """The runs, and the rows and columns that are asked for."""
+    runs = load(results / asked.results / "results.jsonl")
+    labels = list(dict.fromkeys(run["label"] for run in runs))
+    check_known(f"rows of {asked.results}", [*asked.rows, *filter(None, [asked.baseline])], labels)
+    places = columns(runs)
+    check_known(f"columns of {asked.results}", asked.only, [place.title for place in places])
+    return runs, list(asked.rows) or labels, [x for x in places if not asked.only or x.title in asked.only]
 
 
 def columns(runs: Sequence[Result]) -> list[Column]:
@@ -159,12 +188,12 @@ def _of(runs: Sequence[Result], place: Column, label: str | None) -> list[Result
 
 
 def _figure(runs: Sequence[Result], place: Column, label: str, name: str) -> str:
-    found: list[Any] = [run.get(name, (run.get("memory") or {}).get(name)) for run in _of(runs, place, label)]
-    numbers = [x for x in found if is_number(x)]
+    found = [{**(run.get("skipping") or {}), **(run.get("memory") or {}), **run} for run in _of(runs, place, label)]
+    numbers = [x[name] for x in found if is_number(x.get(name))]
     if not numbers:
         return "–"
     mean = sum(numbers) / len(numbers)
-    return f"{mean:,.0f}" if mean >= 100 else f"{mean:.2f}"
+    return f"{mean:,.0f}" if mean >= 100 else f"{mean:.3g}"
 
 
 def _count(runs: Sequence[Result]) -> str:
