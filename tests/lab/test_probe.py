@@ -131,6 +131,41 @@ def test_tau_follows_the_rate():
     assert torch.equal(made.tau, trained)
 
 
+@pytest.mark.parametrize("backbone", ["linear", "gated_deltanet"])
+@pytest.mark.parametrize("routed", [False, True])
+def test_the_soft_gate_is_the_memorys(backbone, routed):
+    model, ids = make(backbone, routed=routed, tau=1.3, temperature=0.2).train(), torch.randint(0, 11, (2, 21))
+    expected = model(ids, use_cache=False).logits
+    model.set_temperature(None)
+    assert (model(ids, use_cache=False).logits - expected).abs().max() > 1e-4
+    control(model, {"name": "probe", "learned_tau": True})
+    model.double().set_temperature(0.2)
+    assert_close(model(ids, use_cache=False).logits, expected, 1e-6)
+
+
+def test_tau_is_learned_through_the_soft_gate():
+    """Its gradient is that of finite differences while the decisions stay."""
+    made, x, operands = memory({"learned_tau": True}, heads=2)
+    made.temperature = 0.3
+
+    def loss():
+        out, _ = made(x, operands, Packing(1, 12))
+        return (out * torch.linspace(-1, 1, out.numel(), dtype=out.dtype).view_as(out)).sum()
+
+    (gradient,) = torch.autograd.grad(loss(), made.tau)
+    for head in range(2):
+        found = []
+        for step in (1e-6, -1e-6):
+            with torch.no_grad():
+                made.tau[head] += step
+                found.append(loss().item())
+                made.tau[head] -= step
+        assert gradient[head].item() == pytest.approx((found[0] - found[1]) / 2e-6, rel=1e-4)
+        assert gradient[head].abs() > 1e-4
+    made.eval()
+    assert torch.autograd.grad(loss(), made.tau, allow_unused=True) == (None,)
+
+
 def test_unknown_options_are_refused():
     with pytest.raises(ValueError, match="nearest is 'rate'"):
         control(make("linear"), {"name": "probe", "rte": 2})

@@ -39,6 +39,7 @@ class Probe:
     the decay since.
     erase: "all" states forget what the delta rule erases, or the current one alone, its "own".
     rate: tau of each head follows this boundary rate while training.
+    learned_tau: each head learns its own, through the soft gate.
     """
 
     sharpness: float = SHARPNESS
@@ -47,6 +48,7 @@ class Probe:
     keys: str = "plain"
     erase: str = "all"
     rate: float | None = None
+    learned_tau: bool = False
 
     def __post_init__(self) -> None:
         check_known("features", self.seen, FEATURES)
@@ -59,14 +61,17 @@ class Probe:
 
 
 class ProbedMemory(DynamicMemory):
-    """A dynamic memory with hard gates; everything is computed from all pairs of tokens, there is no state to carry."""
+    """A dynamic memory in which everything is computed from all pairs of tokens; there is no state to carry.
+
+    Scores are constants, so that the soft gate has a gradient in tau alone.
+    """
 
     def __init__(self, memory: DynamicMemory, probe: Probe, hidden_size: int) -> None:
         slots = memory.slots
         heads, width = slots.B[:, 0].shape if isinstance(slots, FactoredSlotWeights) else slots.L.shape
         super().__init__(
             hidden_size, heads, width=width, routed=memory.sharpness is not None, slot_order=memory.slot_order,
-            **memory.rules,
+            temperature=memory.temperature, **memory.rules,
         )  # fmt: skip
         self.probe = probe
         self.slots = slots
@@ -74,11 +79,13 @@ class ProbedMemory(DynamicMemory):
             nn.init.constant_(self.sharpness, inverse_softplus(probe.sharpness))
         self.sharpness_map = memory.sharpness_map
         self.factors = nn.Parameter(torch.zeros(heads, len(probe.seen))) if probe.seen else None
-        self.tau = nn.Parameter(torch.full((heads,), float(self.rules["tau"])), requires_grad=False)
+        self.tau = nn.Parameter(torch.full((heads,), float(self.rules["tau"])), requires_grad=probe.learned_tau)
 
     def attend(self, x: Tensor, made: Operands, past: Any, notes: Any, **options: Any) -> tuple[Tensor, State | None]:
         if past is not None or options["cu_seqlens"] is not None or options["output_final_state"]:
             raise ValueError("a probe is a control for training on whole sequences: no cache, no packing")
+        if self.soft and self.probe.erase == "own":
+            raise ValueError('erase="own" needs the hard gate')
         heads = made.v.shape[2]
         q, k = (z.transpose(1, 2).repeat_interleave(heads // z.shape[2], 1) for z in (made.q, made.k))  # [B, H, T, dk]
         decided = self.decide(made)
@@ -92,13 +99,26 @@ class ProbedMemory(DynamicMemory):
         count = torch.zeros(*last.shape, slots, dtype=torch.long, device=x.device)
         count.scatter_add_(-1, item, lower.long().expand_as(item))
         weight = self.weights(x, q, k, made, decided, count, last)
-        weight = weight.gather(-1, item)
+        weight = self.mixed(weight, item, decided) if self.soft else weight.gather(-1, item)
         if self.probe.erase == "all":
             return made.scale * ((pairs(q, k, made) * weight) @ made.v.transpose(1, 2)).transpose(1, 2), None
         scores, decay = decayed(q, k, made)
         opened = boundary.long().cumsum(-1)
         together = opened[..., :, None] == opened[..., None, :]
         return made.scale * ((scores * weight) @ written(k, made, decay, together)).transpose(1, 2), None
+
+    def mixed(self, weight: Tensor, item: Tensor, decided: Segmentation) -> Tensor:
+        """[B, H, T, T] the weight of token s in a read at t: partly of the state before s, partly of the next one."""
+        assert self.temperature is not None
+        time = item.shape[-1]
+        gate = ((decided.score - self.tau) / self.temperature).sigmoid().transpose(1, 2).to(weight.dtype)  # [B, H, T]
+        gate = torch.cat([torch.ones_like(gate[..., :1]), gate[..., 1:]], -1)[..., None, :]
+        now = torch.arange(time, device=item.device)
+        opened = torch.where(decided.boundary.transpose(1, 2), now, time)
+        following = opened.flip(-1).cummin(-1).values.flip(-1)  # [B, H, T] the first boundary from s on
+        seen = torch.minimum(following[..., None, :], now[:, None])
+        before = F.pad(item[..., :-1], (1, 0))
+        return (1 - gate) * weight.gather(-1, before) + gate * weight.gather(-1, item.gather(-1, seen))
 
     def weights(
         self, x: Tensor, q: Tensor, k: Tensor, made: Operands, decided: Segmentation, count: Tensor, last: Tensor
@@ -139,11 +159,11 @@ class ProbedMemory(DynamicMemory):
         return (_at(prefix, end) - _at(prefix, end - count)).to(made.k.dtype)
 
     def decide(self, made: Operands, cu_seqlens: Tensor | None = None) -> Segmentation:
-        """The decisions, each head by its own tau if that follows a rate."""
-        if self.probe.rate is None:
+        """The decisions, each head by its own tau if that is learned or follows a rate."""
+        if self.probe.rate is None and not self.probe.learned_tau:
             return super().decide(made, cu_seqlens)
         found = []
-        for head, tau in enumerate(self.tau.tolist()):
+        for head, tau in enumerate(self.tau.clamp_min(0).tolist()):
             own = {
                 name: z[:, :, [head * z.shape[2] // made.v.shape[2]]]
                 for name, z in vars(made).items()
@@ -153,7 +173,7 @@ class ProbedMemory(DynamicMemory):
         score, boundary, merged = (
             torch.cat([getattr(f, name) for f in found], 2) for name in ("score", "boundary", "merged")
         )
-        if self.training:
+        if self.training and self.probe.rate is not None:
             with torch.no_grad():
                 rate = boundary.to(self.tau.dtype).mean((0, 1))
                 self.tau.add_(RATE_STEP * (rate - self.probe.rate)).clamp_(0, 2)
