@@ -8,14 +8,14 @@ from dla import cli
 def test_demo(tmp_path, capsys):
     assert cli.main(["demo", "--out", str(tmp_path), "--steps", "2"]) == 0
     text = capsys.readouterr().out
-    for label in ("single state", "Log-Linear", "the paper's rules", "routed reads", "as large"):
+    for label in ("single state", "Log-Linear", "the paper's rules", "recommended", "as large"):
         assert label in text
     assert str(tmp_path / "memory.png") in text
     assert (tmp_path / "memory.png").read_bytes().startswith(b"\x89PNG")
     assert "<html" in (tmp_path / "report.html").read_text()
     results = {r["label"]: r for r in map(json.loads, (tmp_path / "results.jsonl").read_text().splitlines())}
     assert len(results) == 5
-    large, routed = results["single state, as large"], results["DLA, routed reads"]
+    large, routed = results["single state, as large"], results["DLA, recommended"]
     assert abs(large["state_bytes"] / routed["state_bytes"] - 1) < 0.05
     assert cli.main(["demo", "--out", str(tmp_path), "--steps", "2"]) == 0  # nothing is run again
     assert len((tmp_path / "results.jsonl").read_text().splitlines()) == 5

@@ -15,14 +15,14 @@ from dla.lab.run import run_grid
 from dla.models import DLAForCausalLM
 
 GRID = Path(__file__).parent / "grids" / "demo.toml"
-SHOWN = "DLA, routed reads"
+SHOWN = "DLA, recommended"
 
 INTRODUCTION = """\
 Small models (from {parameters} parameters: two layers of linear attention, two heads, keys of {dk} numbers) learn to
 recall: {pairs} pairs of a key and a value, then the keys again in another order; which value belonged to each?
 They differ in their memory. A single state of {dk} x {dv} numbers a head has to keep all pairs apart; Log-Linear keeps
-several states cut by position, DLA at most {capacity} cut by content, and routed reads let a query choose among them by
-their keys. The last row is a single state with as many bytes as the routed DLA had alive.
+several states cut by position, DLA at most {capacity} cut by content, and as recommended its queries choose among them by
+their keys (docs/study.md). The last row is a single state with as many bytes as that memory had alive.
 """
 NEXT = """
 What to look at now:
