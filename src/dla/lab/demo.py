@@ -21,7 +21,7 @@ INTRODUCTION = """\
 Small models (from {parameters} parameters: two layers of linear attention, two heads, keys of {dk} numbers) learn to
 recall: {pairs} pairs of a key and a value, then the keys again in another order; which value belonged to each?
 They differ in their memory. A single state of {dk} x {dv} numbers a head has to keep all pairs apart; Log-Linear keeps
-several states cut by position, DLA at most {capacity} cut by content; as recommended (docs/study.md), its queries choose
+several states cut by position, DLA at most {capacity} cut by content; as recommended (docs/study.md), queries choose
 among them by their keys. The last row is a single state with as many bytes as that memory had alive.
 """
 NEXT = """
