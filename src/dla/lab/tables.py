@@ -141,12 +141,16 @@ def draw(asked: Asked, results: Path, path: Path) -> None:
         Panel(
             place.title,
             {label: [*_values(runs, place, label, asked.value).values()] for label in labels},
-            runs[0].get("chance") if asked.value == "accuracy" else None,
+            _chance(runs, place) if asked.value == "accuracy" else None,
         )
         for place in places
     ]
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(draw_dots(labels, panels, asked.value))
+
+
+def _chance(runs: Sequence[Result], place: Column) -> float | None:
+    return next((run.get("chance") for run in runs if canonical(run["task"]) == place.task), None)
 
 
 def _read(asked: Asked, results: Path) -> tuple[list[Result], list[str], list[Column]]:
