@@ -72,6 +72,7 @@ def _lab_options(parser: argparse.ArgumentParser) -> None:
     tables.add_argument("--results", type=Path, default=Path("study/results"), metavar="DIR", help="(study/results)")
     tables.add_argument("--out", type=Path, metavar="FILE", help="write the document there instead")
     tables.add_argument("--check", action="store_true", help="change nothing: exit with 1 if a table differs")
+    tables.add_argument("--skip-missing", action="store_true", help="leave tables whose results are not there")
     tables.set_defaults(run=_lab_tables)
 
 
@@ -84,7 +85,7 @@ def _lab_run(args: argparse.Namespace) -> int:
 def _lab_tables(args: argparse.Namespace) -> int:
     from dla.lab.tables import run
 
-    return run(args.document, results=args.results, out=args.out, check=args.check)
+    return run(args.document, results=args.results, out=args.out, check=args.check, skip_missing=args.skip_missing)
 
 
 def _lab_report(args: argparse.Namespace) -> int:

@@ -107,6 +107,16 @@ def test_missing_results(tmp_path, capsys):
     assert "none" in capsys.readouterr().err
 
 
+def test_tables_without_results_can_be_left(results, tmp_path, capsys):
+    document = tmp_path / "study.md"
+    other = TEXT.format(more="").replace('"recall"', '"absent"')
+    document.write_text(TEXT.format(more="") + other)
+    assert run(document, results=results) == 2
+    assert run(document, results=results, skip_missing=True) == 0
+    assert document.read_text().endswith(other) and document.read_text() == fill(TEXT.format(more=""), results) + other
+    assert "1 tables in" in (out := capsys.readouterr().out) and "1 left as they were" in out
+
+
 def test_another_file(results, tmp_path):
     document, other = tmp_path / "study.md", tmp_path / "other.md"
     document.write_text(TEXT.format(more=""))

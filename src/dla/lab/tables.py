@@ -65,14 +65,17 @@ class Column:
     evaluation: str | None
 
 
-def run(document: Path, *, results: Path, out: Path | None = None, check: bool = False) -> int:
+def run(
+    document: Path, *, results: Path, out: Path | None = None, check: bool = False, skip_missing: bool = False
+) -> int:
     """Fill the tables of a document from a folder of results; the exit code.
 
     The text goes to ``out`` (None: the document itself). ``check``: nothing is written, 1 says that a table differs.
+    ``skip_missing``: tables without results stay as they are.
     """
     try:
         text = document.read_text(encoding="utf-8")
-        filled = fill(text, results)
+        filled = fill(text, results, skip_missing=skip_missing)
     except (OSError, ValueError) as error:
         print(f"dla lab tables: {error}", file=sys.stderr)
         return 2
@@ -83,16 +86,25 @@ def run(document: Path, *, results: Path, out: Path | None = None, check: bool =
     target = document if out is None else out
     target.write_text(filled, encoding="utf-8", newline="\n")
     tables = [_asked(settings) for _, settings, _, _ in BLOCK.findall(text)]
-    for asked in tables:
+    made = [asked for asked in tables if not skip_missing or _file(asked, results).exists()]
+    for asked in made:
         if asked.plot is not None:
             draw(asked, results, target.parent / asked.plot)
-    print(f"{len(tables)} tables in {target}")
+    left = f", {len(tables) - len(made)} left as they were" if len(made) < len(tables) else ""
+    print(f"{len(made)} tables in {target}{left}")
     return 0
 
 
-def fill(text: str, results: Path) -> str:
-    """The text with all its tables made anew."""
-    return BLOCK.sub(lambda found: f"{found[1]}\n{table(_asked(found[2]), results)}\n\n{found[4]}", text)
+def fill(text: str, results: Path, *, skip_missing: bool = False) -> str:
+    """The text with all its tables made anew, or those that have results."""
+
+    def filled(block: re.Match[str]) -> str:
+        asked = _asked(block[2])
+        if skip_missing and not _file(asked, results).exists():
+            return block[0]
+        return f"{block[1]}\n{table(asked, results)}\n\n{block[4]}"
+
+    return BLOCK.sub(filled, text)
 
 
 def _asked(text: str) -> Asked:
@@ -155,12 +167,16 @@ def _chance(runs: Sequence[Result], place: Column) -> float | None:
 
 def _read(asked: Asked, results: Path) -> tuple[list[Result], list[str], list[Column]]:
     """The runs, and the rows and columns that are asked for."""
-    runs = load(results / asked.results / "results.jsonl")
+    runs = load(_file(asked, results))
     labels = list(dict.fromkeys(run["label"] for run in runs))
     check_known(f"rows of {asked.results}", [*asked.rows, *filter(None, [asked.baseline])], labels)
     places = columns(runs)
     check_known(f"columns of {asked.results}", asked.only, [place.title for place in places])
     return runs, list(asked.rows) or labels, [x for x in places if not asked.only or x.title in asked.only]
+
+
+def _file(asked: Asked, results: Path) -> Path:
+    return results / asked.results / "results.jsonl"
 
 
 def columns(runs: Sequence[Result]) -> list[Column]:
