@@ -1,4 +1,4 @@
-"""Memories with a name: what the paper does, and what the study (docs/study.md) supports so far."""
+"""Memories with a name: what the paper does, and what the study (docs/study.md) supports."""
 
 from collections.abc import Mapping
 from typing import Any
