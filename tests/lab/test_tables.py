@@ -69,6 +69,13 @@ def test_loss_chosen_rows_and_columns(results):
     assert lines[0][1].startswith("0.600 ±")
 
 
+def test_columns_with_another_title(results):
+    more = 'only = ["→ length 256"]\ntitles = ["far"]'
+    header, _, *lines = cells(fill(TEXT.format(more=more), results))
+    same, _, *others = cells(fill(TEXT.format(more='only = ["→ length 256"]'), results))
+    assert header[1] == "far" and same[1] == "→ length 256" and lines == others
+
+
 def test_a_document_is_filled_once(results, tmp_path, capsys):
     document = tmp_path / "study.md"
     document.write_text(TEXT.format(more=""))
@@ -90,6 +97,7 @@ def test_a_document_is_filled_once(results, tmp_path, capsys):
         ("value = ", "not valid TOML"),
         ('value = "los"', "value must be one of 'accuracy', 'loss', got 'los'"),
         ('only = ["length 256"]', "nearest is '→ length 256'"),
+        ('titles = ["one"]', "titles must name the 2 columns of recall, got 1"),
     ],
 )
 def test_refusals(results, tmp_path, capsys, more, message):

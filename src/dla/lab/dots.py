@@ -31,6 +31,8 @@ def draw_dots(rows: Sequence[str], panels: Sequence[Panel], value: str) -> bytes
         if value == "accuracy":
             ax.set_xlim(-0.02, 1.02)
             ax.set_xticks([0, 0.5, 1], ["0", "0.5", "1"])
+        else:
+            ax.locator_params(axis="x", nbins=2)
         ax.set_yticks(range(len(rows)), [short(row) for row in rows] if i == 0 else [""] * len(rows))
         ax.set_title(panel.title, loc="left", fontsize=FONT, color=INK)
         ax.set_xlabel(value, fontsize=FONT, color=INK)

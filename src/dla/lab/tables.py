@@ -7,6 +7,7 @@ value = "accuracy"            # or "loss"
 baseline = "single"           # adds paired differences to it
 figures = ["state_bytes"]     # further columns, of the first task
 only = ["→ length 512"]       # these columns alone
+titles = ["512 tokens"]       # what the columns are called instead
 plot = "images/recall.png"    # the table as a picture, too: its path, from the document
 -->
 (what is here is replaced)
@@ -17,7 +18,7 @@ import re
 import sys
 import tomllib
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +54,7 @@ class Asked:
     baseline: str | None = None
     figures: tuple[str, ...] = ()
     only: tuple[str, ...] = ()  # titles of columns; left out: all
+    titles: tuple[str, ...] = ()  # in their place
     plot: str | None = None
 
 
@@ -172,7 +174,12 @@ def _read(asked: Asked, results: Path) -> tuple[list[Result], list[str], list[Co
     check_known(f"rows of {asked.results}", [*asked.rows, *filter(None, [asked.baseline])], labels)
     places = columns(runs)
     check_known(f"columns of {asked.results}", asked.only, [place.title for place in places])
-    return runs, list(asked.rows) or labels, [x for x in places if not asked.only or x.title in asked.only]
+    places = [x for x in places if not asked.only or x.title in asked.only]
+    if asked.titles:
+        if len(asked.titles) != len(places):
+            raise ValueError(f"titles must name the {len(places)} columns of {asked.results}, got {len(asked.titles)}")
+        places = [replace(x, title=title) for x, title in zip(places, asked.titles, strict=True)]
+    return runs, list(asked.rows) or labels, places
 
 
 def _file(asked: Asked, results: Path) -> Path:

@@ -1,4 +1,4 @@
-"""Memories with a name: what the paper does, and what the study (docs/study.md) supports."""
+"""Memories with a name: what the paper does, and what the study (docs/study.md) supports for recall."""
 
 from collections.abc import Mapping
 from typing import Any
