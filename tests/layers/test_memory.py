@@ -264,11 +264,12 @@ def test_state_is_carried(kind: str) -> None:
 # --- routed reads ----------------------------------------------------------------------------------------------------
 
 
-def test_sharpness_starts_at_four() -> None:
-    memory = DynamicMemory(HIDDEN, HEADS, width=WIDTH, routed=True, **RULES)
+@pytest.mark.parametrize(("options", "start"), [({}, 4.0), ({"sharpness_start": 0.5, "sharpness": "token"}, 0.5)])
+def test_sharpness_starts_at_four_or_where_it_is_told(options: dict[str, Any], start: float) -> None:
+    memory = DynamicMemory(HIDDEN, HEADS, width=WIDTH, routed=True, **options, **RULES)
     assert memory.sharpness is not None
     assert memory.sharpness.shape == (HEADS,)
-    assert_close(torch.nn.functional.softplus(memory.sharpness), torch.full((HEADS,), 4.0), 1e-6)
+    assert_close(torch.nn.functional.softplus(memory.sharpness), torch.full((HEADS,), start), 1e-6)
     assert DynamicMemory(HIDDEN, HEADS, width=WIDTH, **RULES).sharpness is None
 
 

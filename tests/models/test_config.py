@@ -49,6 +49,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({**DYNAMIC, "slots": 0}, "slots must be an integer >= 1, got 0"),
     ({**DYNAMIC, "routed": True, "sharpness": "query"}, "sharpness must be one of 'head', 'token', got 'query'"),
     ({**DYNAMIC, "sharpness": "token"}, 'sharpness="token" is of routed reads: it needs routed=True'),
+    ({**DYNAMIC, "routed": True, "sharpness_start": 0.0}, "sharpness_start must be a finite number > 0, got 0.0"),
     ({**DYNAMIC, "slot_rank": 0}, "slot_rank must be an integer >= 1, got 0"),
     ({"memory": "log_linear", "levels": 0}, "levels must be an integer >= 1, got 0"),
     ({**DYNAMIC, "temperature": 0.0}, "temperature must be a finite number > 0 or None .*got 0.0"),

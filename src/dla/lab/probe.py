@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dla.lab.pairs import decayed, pairs, written
-from dla.layers.memory import SHARPNESS, DynamicMemory, FactoredSlotWeights, Operands, inverse_softplus
+from dla.layers.memory import DynamicMemory, FactoredSlotWeights, Operands
 from dla.layers.mixer import LinearMixer
 from dla.models import DLAForCausalLM
 from dla.names import check_known
@@ -31,7 +31,7 @@ RATE_STEP = 0.01  # how fast tau follows the boundary rate
 class Probe:
     """What is varied in how states are read.
 
-    sharpness: of routed reads, at the start.
+    sharpness: of routed reads, at the start; None: the memory's own.
     features: what the weight of a state also sees of it, as exp(learned factor * feature): the logarithm of its
     ``count`` of tokens, its ``density`` (mean score), the logarithm of its ``age`` (tokens since its last).
     normalise: routed weights of a read's states sum to one.
@@ -42,7 +42,7 @@ class Probe:
     learned_tau: each head learns its own, through the soft gate.
     """
 
-    sharpness: float = SHARPNESS
+    sharpness: float | None = None
     features: str = ""  # joined by "+"
     normalise: bool = False
     keys: str = "plain"
@@ -71,12 +71,10 @@ class ProbedMemory(DynamicMemory):
         heads, width = slots.B[:, 0].shape if isinstance(slots, FactoredSlotWeights) else slots.L.shape
         super().__init__(
             hidden_size, heads, width=width, routed=memory.sharpness is not None, slot_order=memory.slot_order,
-            temperature=memory.temperature, **memory.rules,
+            sharpness_start=probe.sharpness or memory.sharpness_start, temperature=memory.temperature, **memory.rules,
         )  # fmt: skip
         self.probe = probe
         self.slots = slots
-        if self.sharpness is not None:
-            nn.init.constant_(self.sharpness, inverse_softplus(probe.sharpness))
         self.sharpness_map = memory.sharpness_map
         self.factors = nn.Parameter(torch.zeros(heads, len(probe.seen))) if probe.seen else None
         self.tau = nn.Parameter(torch.full((heads,), float(self.rules["tau"])), requires_grad=probe.learned_tau)

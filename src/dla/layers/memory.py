@@ -147,6 +147,7 @@ class DynamicMemory(Memory):
         slot_rank: int | None = None,
         routed: bool = False,
         sharpness: str = "head",
+        sharpness_start: float = SHARPNESS,
         temperature: float | None = None,
         slot_order: str = "chronological",
         **rules: Any,
@@ -160,6 +161,7 @@ class DynamicMemory(Memory):
         self.sharpness = nn.Parameter(torch.empty(heads)) if routed else None
         by_token = routed and sharpness == "token"
         self.sharpness_map = nn.Parameter(torch.empty(heads, hidden_size)) if by_token else None
+        self.sharpness_start = sharpness_start
         self.temperature = temperature
         self.slot_order = slot_order
         self.rules = {name: rules[name] for name in self.rule_names}
@@ -167,7 +169,7 @@ class DynamicMemory(Memory):
 
     def reset_parameters(self) -> None:
         if self.sharpness is not None:
-            nn.init.constant_(self.sharpness, inverse_softplus(SHARPNESS))
+            nn.init.constant_(self.sharpness, inverse_softplus(self.sharpness_start))
         if self.sharpness_map is not None:
             nn.init.zeros_(self.sharpness_map)
 

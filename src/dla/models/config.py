@@ -1,6 +1,7 @@
 """What a model is made of: a backbone and a memory for each layer, and their sizes."""
 
 import difflib
+import math
 from dataclasses import fields
 from types import NoneType, UnionType
 from typing import Any, ClassVar, get_args
@@ -40,7 +41,7 @@ class DLAConfig(PreTrainedConfig):
         capacity, tau, merge, score, slot_order, block: of the dynamic memory, as in ``dynamic_linear_attention``.
         temperature: of the soft gate while training; None is the hard gate.
         routed: reads weighted also by how well the query fits a state's keys, with a learned sharpness a head.
-        sharpness: of routed reads: "head", or "token" where the layer's input moves it.
+        sharpness: of routed reads: "head", or "token" where the layer's input moves it; sharpness_start: at first.
         slots: width of lam for the dynamic memory (None: the capacity). levels: for log-linear (None: what
             ``max_position_embeddings`` needs). slot_bias: a learned bias in lam.
         slot_rank: lam of the dynamic memory as a product of this rank, with fewer parameters; None: a weight a slot.
@@ -98,6 +99,7 @@ class DLAConfig(PreTrainedConfig):
     gate_temperature: float | None = None  # `temperature`, under a name that generate() does not take for its own
     routed: bool = False
     sharpness: str = "head"
+    sharpness_start: float = 4.0
     slots: int | None = None
     levels: int | None = None
     slot_bias: bool = False
@@ -245,6 +247,8 @@ class DLAConfig(PreTrainedConfig):
         check_choice("sharpness", self.sharpness, SHARPNESSES)
         if self.sharpness != "head" and not self.routed:
             raise ValueError(f'sharpness="{self.sharpness}" is of routed reads: it needs routed=True')
+        if not (math.isfinite(self.sharpness_start) and self.sharpness_start > 0):
+            raise ValueError(f"sharpness_start must be a finite number > 0, got {self.sharpness_start}")
         check_temperature(self.temperature, carries_state=False)
 
     def _check_linear(self) -> None:

@@ -14,6 +14,7 @@ _PAPER = {
     "slot_rank": None,
     "routed": False,
     "sharpness": "head",
+    "sharpness_start": 4.0,
 }
 
 # Options of DLAConfig.
