@@ -31,7 +31,6 @@ RATE_STEP = 0.01  # how fast tau follows the boundary rate
 class Probe:
     """What is varied in how states are read.
 
-    sharpness: of routed reads, at the start; None: the memory's own.
     features: what the weight of a state also sees of it, as exp(learned factor * feature): the logarithm of its
     ``count`` of tokens, its ``density`` (mean score), the logarithm of its ``age`` (tokens since its last).
     normalise: routed weights of a read's states sum to one.
@@ -42,7 +41,6 @@ class Probe:
     learned_tau: each head learns its own, through the soft gate.
     """
 
-    sharpness: float | None = None
     features: str = ""  # joined by "+"
     normalise: bool = False
     keys: str = "plain"
@@ -71,7 +69,7 @@ class ProbedMemory(DynamicMemory):
         heads, width = slots.B[:, 0].shape if isinstance(slots, FactoredSlotWeights) else slots.L.shape
         super().__init__(
             hidden_size, heads, width=width, routed=memory.sharpness is not None, slot_order=memory.slot_order,
-            sharpness_start=probe.sharpness or memory.sharpness_start, temperature=memory.temperature, **memory.rules,
+            sharpness_start=memory.sharpness_start, temperature=memory.temperature, **memory.rules,
         )  # fmt: skip
         self.probe = probe
         self.slots = slots
