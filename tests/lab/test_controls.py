@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from dla.lab.controls import RoutedLevels, levels, use_routed_levels
+from dla.lab.controls import CONTROLS, RoutedLevels, levels, use_routed_levels
 from dla.models import DLAConfig, DLAForCausalLM
 from tests.ops.common import assert_close
 
@@ -12,7 +12,7 @@ def make(backbone, **options):
     torch.manual_seed(0)
     sizes = {"hidden_size": 16, "num_heads": 2, "head_k_dim": 4, "head_v_dim": 8, "intermediate_size": 16}
     sizes |= {"vocab_size": 11, "num_hidden_layers": 2, "initializer_range": 0.3, "max_position_embeddings": 32}
-    return DLAForCausalLM(DLAConfig(backbone=backbone, memory="log_linear", **sizes, **options)).double()
+    return DLAForCausalLM(DLAConfig(backbone=backbone, **{"memory": "log_linear"} | sizes | options)).double()
 
 
 @pytest.mark.parametrize("backbone", ["linear", "mamba2", "gated_deltanet"])
@@ -60,3 +60,10 @@ def test_no_cache():
     use_routed_levels(model)
     with pytest.raises(ValueError, match="no cache"):
         model.eval()(torch.zeros(1, 3, dtype=torch.long), use_cache=True)
+
+
+def test_another_memory_is_refused():
+    with pytest.raises(ValueError, match="models with DynamicMemory; memory is 'log_linear'"):
+        CONTROLS["probe"](make("linear"))
+    with pytest.raises(ValueError, match="models with LogLinearMemory; memory is 'dynamic'"):
+        use_routed_levels(make("linear", memory="dynamic"))

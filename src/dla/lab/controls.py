@@ -8,9 +8,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dla.lab.pairs import pairs
-from dla.lab.probe import use_probe
+from dla.lab.probe import replace_memories, use_probe
 from dla.layers.memory import SHARPNESS, LogLinearMemory, Operands, inverse_softplus
-from dla.layers.mixer import LinearMixer
 from dla.models import DLAForCausalLM
 from dla.ops.routing import direction
 from dla.ops.rules import check_choice
@@ -54,12 +53,14 @@ def levels(time: int, device: torch.device) -> Tensor:
 
 def use_routed_levels(model: DLAForCausalLM) -> None:
     """Replace every log-linear memory of a model by routed levels."""
-    for mixer in model.modules():
-        if isinstance(mixer, LinearMixer) and type(mixer.memory) is LogLinearMemory:
-            slots = mixer.memory.slots
-            heads, width = slots.L.shape
-            mixer.memory = RoutedLevels(model.config.hidden_size, heads, width, model.config.slot_bias)
-            mixer.memory.slots = slots
+
+    def routed(memory: LogLinearMemory) -> RoutedLevels:
+        heads, width = memory.slots.L.shape
+        made = RoutedLevels(model.config.hidden_size, heads, width, model.config.slot_bias)
+        made.slots = memory.slots
+        return made
+
+    replace_memories(model, LogLinearMemory, routed)
 
 
 CONTROLS: dict[str, Callable[..., None]] = {"routed_levels": use_routed_levels, "probe": use_probe}

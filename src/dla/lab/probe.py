@@ -3,6 +3,7 @@
 ``[[row]] control = { name = "probe", features = "count+age" }``: with no option it is the memory itself.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -11,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dla.lab.pairs import decayed, pairs, written
-from dla.layers.memory import DynamicMemory, FactoredSlotWeights, Operands
+from dla.layers.memory import DynamicMemory, FactoredSlotWeights, Memory, Operands
 from dla.layers.mixer import LinearMixer
 from dla.models import DLAForCausalLM
 from dla.names import check_known
@@ -188,6 +189,13 @@ def use_probe(model: DLAForCausalLM, **options: Any) -> None:
     """Replace every dynamic memory of a model by a probed one."""
     check_known("control", options, [f.name for f in fields(Probe)])
     probe = Probe(**options)
-    for mixer in model.modules():
-        if isinstance(mixer, LinearMixer) and type(mixer.memory) is DynamicMemory:
-            mixer.memory = ProbedMemory(mixer.memory, probe, model.config.hidden_size)
+    replace_memories(model, DynamicMemory, lambda memory: ProbedMemory(memory, probe, model.config.hidden_size))
+
+
+def replace_memories(model: DLAForCausalLM, kind: type[Memory], make: Callable[[Any], Memory]) -> None:
+    """Replace every memory of this kind; a model without one would be no control at all."""
+    found = [m for m in model.modules() if isinstance(m, LinearMixer) and type(m.memory) is kind]
+    if not found:
+        raise ValueError(f"this control is for models with {kind.__name__}; memory is {model.config.memory!r}")
+    for mixer in found:
+        mixer.memory = make(mixer.memory)
