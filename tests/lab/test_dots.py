@@ -5,7 +5,7 @@ import io
 import numpy as np
 import pytest
 
-from dla.lab.dots import Panel, draw_dots
+from dla.lab.dots import Panel, draw_dots, labels
 
 pytest.importorskip("matplotlib")
 
@@ -33,3 +33,18 @@ def test_rows_and_panels_make_room():
     one = pixels(draw_dots(["a"], [Panel("t", {"a": [0.5, 0.6]})], "accuracy"))
     many = pixels(draw_dots(list("abcdef"), [Panel("t", {"a": [0.5], "f": [2.0, 1.0]}, 0.1)] * 2, "loss"))
     assert many.shape[0] > one.shape[0] and many.shape[1] == one.shape[1]
+
+
+@pytest.mark.parametrize(
+    ("rows", "shown"),
+    [
+        (["GDN, single", "GDN, single, as large", "GDN, softmax"], ["single", "single, as large", "softmax"]),
+        (["GDN, single", "GDN"], ["GDN, single", "GDN"]),
+        (["single", "softmax"], ["single", "softmax"]),
+        (["GDN, single"], ["GDN, single"]),
+    ],
+)
+def test_what_all_rows_begin_with_is_left_out(rows, shown):
+    figure = pixels(draw_dots(rows, [Panel("t", {})], "accuracy"))
+    assert labels(rows) == shown
+    assert (figure == pixels(draw_dots(shown, [Panel("t", {})], "accuracy"))).all()

@@ -23,7 +23,8 @@ def draw_dots(rows: Sequence[str], panels: Sequence[Panel], value: str) -> bytes
     """The picture, a PNG. Rows are drawn from the top; of accuracies all panels share the axis from 0 to 1."""
     figure = new_figure(MARGIN + LINE * len(rows))
     height = figure.get_figheight()
-    left = min(0.45, 0.04 + 0.0095 * max(len(short(row)) for row in rows) * 7 / WIDTH)
+    names = labels(rows)
+    left = min(0.45, 0.04 + 0.0095 * max(map(len, names)) * 7 / WIDTH)
     room = (0.985 - left) / len(panels)
     for i, panel in enumerate(panels):
         ax = figure.add_axes((left + i * room, 0.42 / height, room * 0.94, LINE * len(rows) / height))
@@ -33,10 +34,18 @@ def draw_dots(rows: Sequence[str], panels: Sequence[Panel], value: str) -> bytes
             ax.set_xticks([0, 0.5, 1], ["0", "0.5", "1"])
         else:
             ax.locator_params(axis="x", nbins=2)
-        ax.set_yticks(range(len(rows)), [short(row) for row in rows] if i == 0 else [""] * len(rows))
+        ax.set_yticks(range(len(rows)), names if i == 0 else [""] * len(rows))
         ax.set_title(panel.title, loc="left", fontsize=FONT, color=INK)
         ax.set_xlabel(value, fontsize=FONT, color=INK)
     return png(figure)
+
+
+def labels(rows: Sequence[str]) -> list[str]:
+    """The rows' names without the words, up to a comma, that all of them begin with."""
+    names = [row.split(", ") for row in rows]
+    while len(rows) > 1 and all(len(name) > 1 and name[0] == names[0][0] for name in names):
+        names = [name[1:] for name in names]
+    return [short(", ".join(name)) for name in names]
 
 
 def _draw(ax, rows: Sequence[str], panel: Panel) -> None:  # type: ignore[no-untyped-def]
