@@ -39,7 +39,7 @@ bench: $(STAMP)
 	$(PY) -m dla.cli bench figures --out benchmarks/figures.json
 
 # The final tables of docs/study.md from new runs, in out/study/study.md: hours on two cores, goes on where it was ended.
-STUDY := recall pairs needle ablation backbones $(if $(DLA_DATA),text text_mamba2)
+STUDY := recall pairs longer needle ablation backbones $(if $(DLA_DATA),text text_mamba2)
 study: $(STAMP)
 	for grid in $(STUDY); do $(PY) -m dla.cli lab run study/$$grid.toml --out out/study/$$grid || exit 1; done
 	$(PY) -m dla.cli lab tables docs/study.md --results out/study --skip-missing --out out/study/study.md
