@@ -8,6 +8,7 @@ from dla.ops import (
     log_linear_attention,
     segment,
 )
+from dla.ops.backends import backends, record
 
 __version__ = "0.1.0"
 
@@ -18,5 +19,7 @@ __all__ = [
     "segment",
     "Segmentation",
     "deviation_bound",
+    "backends",
+    "record",
     "__version__",
 ]

@@ -15,3 +15,10 @@ def check_known(where: str, given: Iterable[str], known: Iterable[str]) -> None:
     for name in given:
         if name not in known:
             raise ValueError(f"{where}: {name!r} is not known; the nearest is {nearest(name, known)!r}")
+
+
+def check_choice(name: str, value: object, choices: Iterable[str]) -> None:
+    """Refuse a ``value`` that is not one of ``choices``."""
+    choices = tuple(choices)
+    if value not in choices:
+        raise ValueError(f"{name} must be one of {', '.join(map(repr, choices))}, got {value!r}")

@@ -3,7 +3,7 @@
 import torch
 
 from dla.inspect.memory_picture import draw_memory
-from dla.inspect.observe import live_states, observe
+from dla.inspect.observe import observe
 from dla.models import DLACache, DLAForCausalLM, preset
 
 
@@ -16,7 +16,7 @@ def test_observed_decisions_are_those_of_the_cache(tmp_path):
     assert isinstance(cache, DLACache)
     assert len(seen) == model.config.num_hidden_layers
     for layer, segmentation in zip(cache.layers, seen, strict=True):
-        live = live_states(segmentation)
+        live = segmentation.live_states()
         assert live.min() >= 1
         assert live.max() <= 4
         assert live[:, -1].equal(layer.state.size)

@@ -130,7 +130,11 @@ def test_bytes_are_those_of_a_real_cache(options):
         assert cache_bytes(config, length, torch.float32)["total"] == cache.nbytes
     with torch.no_grad():  # and after a decoding step
         cache = model(torch.randint(50, (1, 1)), past_key_values=cache, use_cache=True).past_key_values
-    assert cache_bytes(config, 33, torch.float32)["total"] == cache.nbytes
+    total = cache_bytes(config, 33, torch.float32)["total"]
+    if config.capacity is None:  # room for tokens to come
+        assert total <= cache.nbytes <= 1.3 * total
+    else:
+        assert total == cache.nbytes
 
 
 def test_bytes_in_bfloat16_are_those_of_a_real_cache():

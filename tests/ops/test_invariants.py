@@ -256,7 +256,8 @@ def test_following_a_segmentation_in_parts(backend: str, case: Case, T: int, see
     )
     state, parts = None, []
     for start, end in [(0, split), *((t, t + 1) for t in range(split, T))]:
-        part = ops.Segmentation(*(y[:, start:end] for y in (made.score, made.boundary, made.merged)))
+        steps = (y[:, start:end] for y in (made.score, made.boundary, made.merged))
+        part = ops.Segmentation.from_merges(*steps, initial_counts=None if state is None else state.counts)
         o, state = call(
             "dynamic",
             cut(x, start, end),

@@ -13,7 +13,8 @@ import torch.nn.functional as F
 
 from dla.bench.streams import Stream, correlated, describe
 from dla.bench.timing import in_new_process, median_seconds
-from dla.ops import cpu, dynamic_linear_attention, linear_attention, log_linear_attention, segment
+from dla.ops import dynamic_linear_attention, linear_attention, log_linear_attention, segment
+from dla.ops.cpu import library
 from dla.report import table
 
 Row = dict[str, Any]
@@ -42,7 +43,7 @@ def machine() -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "torch": torch.__version__,
         "instructions": torch.backends.cpu.get_cpu_capability(),
-        "compiled scan": cpu.library() is not None,
+        "compiled scan": library.missing() is None,
         "machine": platform.machine(),
     }
 

@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from dla.layers.memory import DynamicMemory
 from dla.ops import Segmentation
@@ -31,8 +31,3 @@ def observe(model: nn.Module) -> Iterator[list[Segmentation]]:
     finally:
         for hook in hooks:
             hook.remove()
-
-
-def live_states(segmentation: Segmentation) -> Tensor:
-    """[B, T, H] how many states live after each step."""
-    return (segmentation.boundary.long() - (segmentation.merged >= 0).long()).cumsum(1)

@@ -14,8 +14,9 @@ from torch import Tensor, nn
 
 from dla.layers.memory import DynamicMemory, Operands
 from dla.ops import dynamic_linear_attention
-from dla.ops.routing import direction
+from dla.ops.rules import SlotOrder
 from dla.ops.state import DynamicState
+from dla.ops.weights import read_weights
 
 
 @dataclass(frozen=True)
@@ -100,21 +101,15 @@ def _at(route: Tensor | None, t: int) -> Tensor | None:
 
 
 def contributions(
-    state: DynamicState, q: Tensor, lam: Tensor, route: Tensor | None, slot_order: str, scale: float
+    state: DynamicState, q: Tensor, lam: Tensor, route: Tensor | None, slot_order: SlotOrder, scale: float
 ) -> tuple[Tensor, Tensor, Tensor]:
     """What each state adds to a read [N, H, K, dv], the bound on its norm [N, H, K], and which states live."""
     matrices, heads = state.dense(), lam.shape[1]
-    K = matrices.shape[2]
     q = q.repeat_interleave(heads // q.shape[1], 1).to(matrices.dtype)  # [N, H, dk]
-    index = torch.arange(K, device=q.device).expand(matrices.shape[:3])
-    live = index < state.size[..., None]
-    slot = index if slot_order == "chronological" else state.size[..., None] - 1 - index
-    weight = lam.gather(-1, slot.clamp(0, lam.shape[-1] - 1)) * live
-    keys = state.chronological_keys()
-    if route is not None and keys is not None:
-        cos = torch.einsum("nhd,nhkd->nhk", direction(q), direction(keys))
-        sharpness = route if route.dim() == 1 else route[:, 0]
-        weight = weight * (sharpness[..., None] * (cos - 1)).exp()
+    if route is not None:
+        route = route.expand(lam.shape[:2]) if route.dim() == 1 else route[:, 0]
+    live = torch.arange(matrices.shape[2], device=q.device) < state.size[..., None]
+    weight = read_weights(lam, state.size, slot_order, q, state.keys, route, matrices.shape[2]) * live
     parts = scale * weight[..., None] * torch.einsum("nhd,nhkde->nhke", q, matrices)
     limits = scale * weight * q.norm(dim=-1, keepdim=True) * matrices.flatten(3).norm(dim=-1)
     return parts, limits, live

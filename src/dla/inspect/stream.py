@@ -12,11 +12,12 @@ from torch import Tensor
 from dla.bench.streams import Stream, correlated, describe
 from dla.inspect.segmentation import Partition, draw, partition, token_states
 from dla.ops import Segmentation, dynamic_linear_attention, linear_attention, log_linear_attention, segment
+from dla.ops.rules import MERGES
 from dla.ops.theory import fenwick_blocks, fixed_blocks
 
 LENGTH, HEADS, DK, DV = 2048, 4, 16, 16
 CAPACITY, TAU = 30, 0.6
-RULES = ("density", "similarity", "ward")
+RULES = MERGES
 
 CAVEAT = (
     "The bound of Theorem 1 (for a query of norm 1) measures how mixed the tokens inside a state are. It is not an\n"
@@ -28,7 +29,9 @@ def run(out: Path, *, as_json: bool = False, seed: int = 0) -> int:
     """Show what the memory keeps of a stream under each merge rule; the exit code."""
     # No decay and no delta step: what a token contributes is then k vᵀ throughout, as the theorem has it.
     stream = correlated(seed, length=LENGTH, heads=HEADS, dk=DK, dv=DV, lam_width=CAPACITY)
-    segmentations = {rule: segment(stream.k, stream.v, tau=TAU, capacity=CAPACITY, merge=rule) for rule in RULES}
+    segmentations: dict[str, Segmentation] = {
+        rule: segment(stream.k, stream.v, tau=TAU, capacity=CAPACITY, merge=rule) for rule in RULES
+    }
     heads = [partitions(stream, segmentations, head) for head in range(HEADS)]
     figures: dict[str, Any] = {
         "stream": {

@@ -11,9 +11,9 @@ from dla.lab.pairs import pairs
 from dla.lab.probe import replace_memories, use_probe
 from dla.layers.memory import SHARPNESS, LogLinearMemory, Operands, inverse_softplus
 from dla.models import DLAForCausalLM
-from dla.ops.routing import direction
-from dla.ops.rules import check_choice
+from dla.names import check_choice
 from dla.ops.state import State
+from dla.ops.weights import direction
 
 
 class RoutedLevels(LogLinearMemory):

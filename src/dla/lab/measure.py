@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from dla.bench.streams import describe
-from dla.inspect.observe import live_states, observe
+from dla.inspect.observe import observe
 from dla.inspect.skipping import skipping
 from dla.models import DLAConfig, DLAForCausalLM
 
@@ -24,7 +24,7 @@ def memory_figures(model: DLAForCausalLM, ids: Tensor) -> dict[str, Any]:
     config, time = model.config, ids.shape[1]
     with observe(model) as seen:
         model(ids, use_cache=False, logits_to_keep=1)
-    live = [live_states(s).float().mean().item() for s in seen]
+    live = [s.live_states().float().mean().item() for s in seen]
     per_layer = iter(live)
     mean, held = 0.0, 0.0
     for _, memory in config.kinds():

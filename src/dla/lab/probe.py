@@ -15,12 +15,10 @@ from dla.lab.pairs import decayed, pairs, written
 from dla.layers.memory import DynamicMemory, FactoredSlotWeights, Memory, Operands
 from dla.layers.mixer import LinearMixer
 from dla.models import DLAForCausalLM
-from dla.names import check_known
+from dla.names import check_choice, check_known
 from dla.ops import Segmentation, segment
-from dla.ops.memories import follow
-from dla.ops.routing import direction
-from dla.ops.rules import check_choice
 from dla.ops.state import State
+from dla.ops.weights import direction
 
 FEATURES = ("count", "density", "age")
 KEYS = ("plain", "step", "faded")
@@ -86,12 +84,12 @@ class ProbedMemory(DynamicMemory):
         heads = made.v.shape[2]
         q, k = (z.transpose(1, 2).repeat_interleave(heads // z.shape[2], 1) for z in (made.q, made.k))  # [B, H, T, dk]
         decided = self.decide(made)
-        boundary, merged = decided.boundary.transpose(1, 2), decided.merged.transpose(1, 2)
-        last = (boundary.long() - (merged >= 0).long()).cumsum(-1) - 1  # [B, H, T]
-        none = last.new_zeros(*last.shape[:2], 1)
-        item = follow(none, last[:, :, None], merged[:, :, None], 0)[:, :, 0]  # [B, H, T, T] the state of s seen from t
-        lower = torch.ones(item.shape[-2:], dtype=torch.bool, device=x.device).tril()
-        item = item.clamp_min(0)
+        boundary, death = decided.boundary.transpose(1, 2), decided.death.transpose(1, 2)
+        now = torch.arange(boundary.shape[-1], device=x.device)
+        lower = now <= now[:, None]
+        alive = (now[:, None] < death[..., None, :]) & lower  # [B, H, T, T] whether the start at s lives at t
+        item = (alive.cumsum(-1) - 1).clamp_min(0)  # the state of s seen from t
+        last = item[..., -1]  # [B, H, T]
         slots = int(last.max()) + 1
         count = torch.zeros(*last.shape, slots, dtype=torch.long, device=x.device)
         count.scatter_add_(-1, item, lower.long().expand_as(item))
@@ -167,14 +165,14 @@ class ProbedMemory(DynamicMemory):
                 if name in ("k", "v", "g", "beta") and z is not None
             }
             found.append(segment(**own, **{**self.rules, "tau": tau}))
-        score, boundary, merged = (
-            torch.cat([getattr(f, name) for f in found], 2) for name in ("score", "boundary", "merged")
+        score, boundary, death = (
+            torch.cat([getattr(f, name) for f in found], 2) for name in ("score", "boundary", "death")
         )
         if self.training and self.probe.rate is not None:
             with torch.no_grad():
                 rate = boundary.to(self.tau.dtype).mean((0, 1))
                 self.tau.add_(RATE_STEP * (rate - self.probe.rate)).clamp_(0, 2)
-        return Segmentation(score, boundary, merged)
+        return Segmentation(score, boundary, death)
 
 
 def _at(prefix: Tensor, end: Tensor) -> Tensor:

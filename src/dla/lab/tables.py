@@ -37,8 +37,7 @@ from dla.lab.statistics import (
     status,
     task_titles,
 )
-from dla.names import check_known
-from dla.ops.rules import check_choice
+from dla.names import check_choice, check_known
 
 VALUES = ("accuracy", "loss")
 BLOCK = re.compile(r"(<!-- table\n(.*?)-->\n)(.*?)(<!-- end -->)", re.DOTALL)

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from dla.layers.packing import Packing
 from dla.ops import Segmentation, dynamic_linear_attention, linear_attention, log_linear_attention, segment
 from dla.ops.layout import compute_dtype
+from dla.ops.rules import SlotOrder
 from dla.ops.state import State
 
 SHARPNESS = 4.0  # of routed reads, at the start
@@ -149,7 +150,7 @@ class DynamicMemory(Memory):
         sharpness: str = "head",
         sharpness_start: float = SHARPNESS,
         temperature: float | None = None,
-        slot_order: str = "chronological",
+        slot_order: SlotOrder = "chronological",
         **rules: Any,
     ) -> None:
         super().__init__()

@@ -14,7 +14,7 @@ from dla.models.cache import NO_ROLLBACK, DLACache
 from dla.models.config import DLAConfig
 from dla.models.loss import next_token_targets, token_loss, token_losses
 from dla.models.model import DLAModel, DLAPreTrainedModel, packing_of
-from dla.ops.rules import check_choice
+from dla.names import check_choice
 
 
 class DLAForCausalLM(DLAPreTrainedModel, GenerationMixin):

@@ -29,7 +29,7 @@ from dla.models.checkpoint import (
 )
 from dla.models.config import MEMORIES, DLAConfig
 from dla.models.formats import EMBEDDINGS, FORMATS, LM_HEAD, format_of
-from dla.ops.rules import check_choice
+from dla.names import check_choice
 
 TARGETS = ("dla", *FORMATS)
 # what may change in an upgrade without changing what the model computes

@@ -39,6 +39,7 @@ import torch
 from dla.models.config import MEMORIES, DLAConfig
 from dla.models.configurations import CONFIGURATIONS
 from dla.models.presets import find_config, preset
+from dla.ops.state import DynamicState, LinearState, LogLinearState, State
 from dla.report import table
 
 LARGE = 100_000_000  # parameters from which on a model is compared with the Transformer of this size:
@@ -173,28 +174,29 @@ def cache_bytes(config: DLAConfig, context: int, dtype: torch.dtype = torch.bflo
     """What the cache of one sequence holds after ``context`` tokens, in bytes."""
     found = dict.fromkeys(("states_per_head", "states", "bookkeeping", "convolutions", "keys_and_values"), 0)
     for _, memory in config.kinds():
-        found["bookkeeping"] += 8  # the length, in every layer
         if memory is None:
+            found["bookkeeping"] += 8  # the length
             size = config.num_key_value_heads * config.attention_head_dim
             found["keys_and_values"] += 2 * size * min(context, config.window or context) * dtype.itemsize
             continue
         H, dk, dv = _heads(config)
         channels = H * dv + 2 * config.num_key_heads * dk
         found["convolutions"] += max(config.conv_size - 1, 0) * channels * dtype.itemsize
-        if memory == "dynamic" and config.capacity is None:
-            # every token: key, value, and the plain key for routed reads; where states begin, and the score
-            found["states"] += H * context * 4 * (dk * (2 if config.routed else 1) + dv)
-            found["bookkeeping"] += H * context * (1 + 8)
-            found["states_per_head"] = max(found["states_per_head"], context)
-            continue
-        rows = {"single": 1, "log_linear": context.bit_length()}.get(memory) or config.capacity
-        assert rows
-        found["states_per_head"] = max(found["states_per_head"], rows)
-        found["states"] += H * rows * dk * dv * 4
-        if memory == "dynamic":
-            # order, count and score of every row, how many rows live, and the sums of keys for routed reads
-            found["bookkeeping"] += H * (rows * 3 * 8 + 8 + (rows * dk * 4 if config.routed else 0))
+        state = empty_state(config, memory, context)
+        found["states_per_head"] = max(found["states_per_head"], _held(config, memory, context).room)
+        found["states"] += state.content_bytes
+        found["bookkeeping"] += state.nbytes - state.content_bytes
     return {**found, "total": sum(size for name, size in found.items() if name != "states_per_head")}
+
+
+def empty_state(config: DLAConfig, memory: str, context: int) -> State:
+    """A layer's state of one sequence with room for ``context`` tokens, without any memory of its own."""
+    shape = (1, *_heads(config))
+    if memory == "single":
+        return LinearState.empty(*shape, torch.float32, "meta")
+    if memory == "log_linear":
+        return LogLinearState.empty(*shape, torch.float32, "meta", tokens=context)
+    return DynamicState.empty(*shape, config.capacity, config.routed, torch.float32, "meta", tokens=context)
 
 
 def kv_cache_bytes(config: DLAConfig, tokens: int) -> int:
@@ -208,6 +210,7 @@ class Held:
 
     mean: float
     most: int
+    room: int  # for how many states (or tokens) there is room at the end
 
 
 def flops(config: DLAConfig, context: int, maps: int) -> dict[str, int]:
@@ -244,12 +247,12 @@ def mixing_flops(config: DLAConfig, context: int, live_states: Sequence[float] |
 def _held(config: DLAConfig, memory: str | None, context: int) -> Held:
     """States that the tokens of a context read; tokens for softmax layers and without a capacity."""
     if memory == "single":
-        return Held(1, 1)
+        return Held(1, 1, 1)
     if memory == "log_linear":
-        return Held(1 + _popcounts(context) / context, context.bit_length())
+        return Held(1 + _popcounts(context) / context, context.bit_length(), context.bit_length())
     most = config.window if memory is None else config.capacity
     full = min(most or context, context)
-    return Held((full * (full + 1) / 2 + full * (context - full)) / context, full)
+    return Held((full * (full + 1) / 2 + full * (context - full)) / context, full, most or context)
 
 
 def _popcounts(end: int) -> int:

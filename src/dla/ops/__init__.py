@@ -1,7 +1,7 @@
 """Operators on tensors: dynamic, log-linear and linear attention; nothing here knows about models."""
 
-from dla.ops.attention import dynamic_linear_attention, linear_attention, log_linear_attention
-from dla.ops.segmentation import Segmentation, segment
+from dla.ops.attention import dynamic_linear_attention, linear_attention, log_linear_attention, segment
+from dla.ops.segmentation import Segmentation
 from dla.ops.state import DynamicState, LinearState, LogLinearState, State, load_state
 from dla.ops.theory import deviation_bound
 

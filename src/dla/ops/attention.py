@@ -1,10 +1,12 @@
-"""The three operators: arguments are checked here, backends do the rest."""
+"""The operators: arguments are checked, a Problem is put together, and ``backends.py`` runs it."""
 
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from torch import Tensor
 
-from dla.ops import backends, chunked, reference_batch
+from dla.names import check_choice
+from dla.ops import backends
+from dla.ops.backends import Backend
 from dla.ops.checks import (
     check_dynamic_state,
     check_inplace,
@@ -15,14 +17,18 @@ from dla.ops.checks import (
     check_temperature,
     check_tensor,
 )
+from dla.ops.eager import eager
 from dla.ops.layout import Layout
-from dla.ops.rules import SLOT_ORDERS, Rules, check_choice
+from dla.ops.problem import MemoryKind, Problem
+from dla.ops.rules import SLOT_ORDERS, Merge, Rules, Score, SlotOrder
 from dla.ops.segmentation import Segmentation
 from dla.ops.state import DynamicState, LinearState, LogLinearState, State
 
 S = TypeVar("S", bound=State)
+KINDS: dict[MemoryKind, type[State]] = {"single": LinearState, "log_linear": LogLinearState, "dynamic": DynamicState}
 
 
+@eager
 def dynamic_linear_attention(
     q: Tensor,
     k: Tensor,
@@ -33,9 +39,9 @@ def dynamic_linear_attention(
     *,
     tau: float = 0.6,
     capacity: int | None = 30,
-    merge: str = "density",
-    score: str = "token",
-    slot_order: str = "chronological",
+    merge: Merge = "density",
+    score: Score = "token",
+    slot_order: SlotOrder = "chronological",
     block: int | None = None,
     route: Tensor | None = None,
     temperature: float | None = None,
@@ -45,7 +51,7 @@ def dynamic_linear_attention(
     output_final_state: bool = False,
     inplace: bool = False,
     cu_seqlens: Tensor | None = None,
-    backend: str = "auto",
+    backend: Backend = "auto",
 ) -> tuple[Tensor, DynamicState | None]:
     """Linear attention over a memory of at most ``capacity`` states that opens and merges them by information.
 
@@ -69,46 +75,30 @@ def dynamic_linear_attention(
 
     Returns:
         outputs [B, T, H, dv] and the final state (None unless asked for).
+
+    Example:
+        >>> import torch, dla
+        >>> q, k, v = torch.randn(3, 1, 100, 2, 16)  # one sequence of 100 tokens, two heads
+        >>> lam = torch.ones(1, 100, 2, 8)
+        >>> o, state = dla.dynamic_linear_attention(q, k, v, lam, capacity=8, output_final_state=True)
+        >>> o.shape, int(state.counts.sum())  # every token of both heads is in some state
+        (torch.Size([1, 100, 2, 16]), 200)
     """
     rules = Rules(tau, capacity, merge, score, block)
     check_choice("slot_order", slot_order, SLOT_ORDERS)
-    check_tensor("q", q)
     check_tensor("lam", lam)
-    check_operands(q, k, v, lam, g, beta, route, cu_seqlens)
-    check_scale(scale)
     check_temperature(temperature, initial_state is not None or output_final_state or inplace)
-    check_inplace(inplace, initial_state)
-    layout = Layout.of(k.shape[0], k.shape[1], cu_seqlens)
-    check_state(initial_state, DynamicState, k, v, layout.sequences)
+    problem = _problem(
+        "dynamic", q, k, v, lam, g, beta, route, scale, initial_state, output_final_state, inplace, cu_seqlens,
+        rules=rules, slot_order=slot_order, temperature=temperature, given=segmentation,
+    )  # fmt: skip
     check_dynamic_state(initial_state, capacity, routed=route is not None)
     if segmentation is not None:
-        check_segmentation(segmentation, v.shape[:3], k.device, rules, initial_state, layout.lengths)
-    chosen = backends.choose(backend, q)
-    if route is not None and route.dim() == 1:
-        route = route.expand(v.shape[:3])
-    module = reference_batch if chosen == "reference" else chunked
-    wants_state = output_final_state or inplace
-    o, final = module.dynamic(
-        q,
-        k,
-        v,
-        lam,
-        g,
-        beta,
-        layout=layout,
-        rules=rules,
-        slot_order=slot_order,
-        route=route,
-        temperature=temperature,
-        scale=_scale(scale, q),
-        segmentation=segmentation,
-        state=initial_state,
-        wants_state=wants_state,
-        inplace=inplace,
-    )
-    return o, _returned(final, initial_state, wants_state, inplace)
+        check_segmentation(segmentation, problem)
+    return _returned(problem, backend)
 
 
+@eager
 def log_linear_attention(
     q: Tensor,
     k: Tensor,
@@ -122,37 +112,27 @@ def log_linear_attention(
     output_final_state: bool = False,
     inplace: bool = False,
     cu_seqlens: Tensor | None = None,
-    backend: str = "auto",
+    backend: Backend = "auto",
 ) -> tuple[Tensor, LogLinearState | None]:
     """Log-linear attention: the past as Fenwick blocks, token s seen from t weighted by lam[t, bit_length(t ^ s)].
 
     Shapes and the other arguments as in ``dynamic_linear_attention``; lam [B, T, H, levels >= 1].
+
+    Example:
+        >>> import torch, dla
+        >>> q, k, v = torch.randn(3, 1, 100, 2, 16)
+        >>> o, state = dla.log_linear_attention(q, k, v, torch.ones(1, 100, 2, 8), output_final_state=True)
+        >>> state.dense().shape  # one matrix a level, of which 100 = 0b1100100 has seven
+        torch.Size([1, 2, 7, 16, 16])
     """
-    check_tensor("q", q)
     check_tensor("lam", lam)
-    check_operands(q, k, v, lam, g, beta, cu_seqlens=cu_seqlens)
-    check_scale(scale)
-    check_inplace(inplace, initial_state)
-    layout = Layout.of(k.shape[0], k.shape[1], cu_seqlens)
-    check_state(initial_state, LogLinearState, k, v, layout.sequences)
-    module = reference_batch if backends.choose(backend, q) == "reference" else chunked
-    wants_state = output_final_state or inplace
-    o, final = module.log_linear(
-        q,
-        k,
-        v,
-        lam,
-        g,
-        beta,
-        layout=layout,
-        scale=_scale(scale, q),
-        state=initial_state,
-        wants_state=wants_state,
-        inplace=inplace,
+    problem = _problem(
+        "log_linear", q, k, v, lam, g, beta, None, scale, initial_state, output_final_state, inplace, cu_seqlens
     )
-    return o, _returned(final, initial_state, wants_state, inplace)
+    return _returned(problem, backend)
 
 
+@eager
 def linear_attention(
     q: Tensor,
     k: Tensor,
@@ -165,42 +145,109 @@ def linear_attention(
     output_final_state: bool = False,
     inplace: bool = False,
     cu_seqlens: Tensor | None = None,
-    backend: str = "auto",
+    backend: Backend = "auto",
 ) -> tuple[Tensor, LinearState | None]:
     """Linear attention with one state: plain, decayed (g), delta rule (beta) or both.
 
     Shapes and the other arguments as in ``dynamic_linear_attention``.
+
+    Example:
+        >>> import torch, dla
+        >>> q, k, v = torch.randn(3, 1, 100, 2, 16)
+        >>> o, state = dla.linear_attention(q, k, v, g=-torch.rand(1, 100, 2), output_final_state=True)
+        >>> o, state = dla.linear_attention(q[:, :1], k[:, :1], v[:, :1], initial_state=state, output_final_state=True)
+        >>> state.length.item()  # the decoding step went on from the prefill
+        101
     """
-    check_tensor("q", q)
-    check_operands(q, k, v, g=g, beta=beta, cu_seqlens=cu_seqlens)
-    check_scale(scale)
-    check_inplace(inplace, initial_state)
-    layout = Layout.of(k.shape[0], k.shape[1], cu_seqlens)
-    check_state(initial_state, LinearState, k, v, layout.sequences)
-    module = reference_batch if backends.choose(backend, q) == "reference" else chunked
-    wants_state = output_final_state or inplace
-    o, final = module.linear(
-        q,
-        k,
-        v,
-        g,
-        beta,
-        layout=layout,
-        scale=_scale(scale, q),
-        state=initial_state,
-        wants_state=wants_state,
-        inplace=inplace,
+    problem = _problem(
+        "single", q, k, v, None, g, beta, None, scale, initial_state, output_final_state, inplace, cu_seqlens
     )
-    return o, _returned(final, initial_state, wants_state, inplace)
+    return _returned(problem, backend)
 
 
-def _scale(scale: float | None, q: Tensor) -> float:
-    return q.shape[-1] ** -0.5 if scale is None else float(scale)
+@eager
+def segment(
+    k: Tensor,
+    v: Tensor,
+    g: Tensor | None = None,
+    beta: Tensor | None = None,
+    *,
+    tau: float = 0.6,
+    capacity: int | None = 30,
+    merge: Merge = "density",
+    score: Score = "token",
+    block: int | None = None,
+    initial_state: DynamicState | None = None,
+    cu_seqlens: Tensor | None = None,
+    backend: Backend = "auto",
+) -> Segmentation:
+    """The decisions that ``dynamic_linear_attention`` would make.
+
+    k [B, T, Hk, dk], v [B, T, H, dv], g, beta [B, T, H]; the options are that operator's.
+
+    Example:
+        >>> import torch, dla
+        >>> topics = torch.tensor([0, 0, 0, 1, 1, 2, 2, 2])  # one key and value a topic
+        >>> k = v = torch.eye(3)[topics].view(1, 8, 1, 3)
+        >>> dla.segment(k, v).spans(0, 0)
+        [(0, 3), (3, 5), (5, 8)]
+    """
+    rules = Rules(tau, capacity, merge, score, block)
+    check_operands(None, k, v, g=g, beta=beta, cu_seqlens=cu_seqlens)
+    layout = Layout.of(k.shape[0], k.shape[1], cu_seqlens)
+    check_state(initial_state, DynamicState, k, v, layout.sequences)
+    check_dynamic_state(initial_state, capacity, routed=None)
+    problem = Problem(memory="dynamic", layout=layout, k=k, v=v, g=g, beta=beta, rules=rules, state=initial_state)
+    return backends.decide(problem, backend).segmentation
 
 
-def _returned(final: S | None, initial: S | None, wanted: bool, inplace: bool) -> S | None:
-    if not wanted or final is None:
-        return None
-    if inplace and initial is not None and final is not initial:
-        return initial.assign(final)
-    return final
+def _problem(
+    memory: MemoryKind,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    lam: Tensor | None,
+    g: Tensor | None,
+    beta: Tensor | None,
+    route: Tensor | None,
+    scale: float | None,
+    state: State | None,
+    wants_state: bool,
+    inplace: bool,
+    cu_seqlens: Tensor | None,
+    **dynamic: Any,
+) -> Problem:
+    """What all three operators check and put together alike."""
+    check_tensor("q", q)
+    check_operands(q, k, v, lam, g, beta, route, cu_seqlens)
+    check_scale(scale)
+    check_inplace(inplace, state)
+    layout = Layout.of(k.shape[0], k.shape[1], cu_seqlens)
+    check_state(state, KINDS[memory], k, v, layout.sequences)
+    if route is not None and route.dim() == 1:
+        route = route.expand(v.shape[:3])
+    return Problem(
+        memory=memory,
+        layout=layout,
+        q=q,
+        k=k,
+        v=v,
+        lam=lam,
+        g=g,
+        beta=beta,
+        route=route,
+        scale=q.shape[-1] ** -0.5 if scale is None else float(scale),
+        state=state,
+        wants_state=wants_state or inplace,
+        inplace=inplace,
+        **dynamic,
+    )
+
+
+def _returned(problem: Problem, backend: Backend) -> tuple[Tensor, Any]:
+    o, final = backends.run(problem, backend)
+    if not problem.wants_state or final is None:
+        return o, None
+    if problem.inplace and final is not problem.state:
+        return o, problem.state.assign(final)
+    return o, final

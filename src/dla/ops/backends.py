@@ -1,38 +1,140 @@
-"""Who can run what, and why not."""
+"""Who runs what, and why not somebody faster: stages x implementations.
 
-from collections.abc import Callable
+``backend=`` names who attends and decodes, and raises with the reason where they cannot. Decisions are made by the
+fastest that can; only the reference decides for itself. ``segment``, which does nothing else, asks the named one first.
+"""
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Any, Literal, get_args
+
+import torch
 from torch import Tensor
 
-from dla.ops.rules import check_choice
+from dla.names import check_choice
+from dla.ops import decode as torch_decode
+from dla.ops.chunked import attend as chunked
+from dla.ops.cpu import library
+from dla.ops.cpu import scan as compiled_scan
+from dla.ops.decide import scan as torch_scan
+from dla.ops.decide.decided import Decided
+from dla.ops.problem import Problem
+from dla.ops.reference import batch as reference
+from dla.ops.state import State
 
-CHOICES = ("auto", "reference", "chunked", "cpu", "triton")
+Backend = Literal["auto", "reference", "chunked", "cpu", "triton"]
+Stage = Literal["decide", "attend", "decode"]
+BACKENDS: tuple[Backend, ...] = get_args(Backend)
 
 
-def _always(q: Tensor) -> str | None:
-    return None
+@dataclass(frozen=True)
+class Implementation:
+    backend: str
+    run: Callable[..., Any]
+    missing: Callable[[], str | None] = lambda: None  # why it cannot run on this machine
+    unable: Callable[[Problem], str | None] = lambda problem: None  # why it cannot run this problem
+
+    def why_not(self, problem: Problem) -> str | None:
+        return self.missing() or self.unable(problem)
 
 
-def _not_built(q: Tensor) -> str | None:
-    return "this version has no such kernels yet"
+def _not_written(backend: str) -> Implementation:
+    return Implementation(backend, _not_written, lambda: "this version has no such kernels yet")
 
 
-# backend -> why it cannot run these inputs, or None if it can
-REASONS: dict[str, Callable[[Tensor], str | None]] = {
-    "reference": _always,
-    "chunked": _always,
-    "cpu": _not_built,
-    "triton": _not_built,
+# fastest first
+TABLE: dict[Stage, tuple[Implementation, ...]] = {
+    "decide": (
+        _not_written("triton"),
+        Implementation("cpu", compiled_scan.decide, library.missing),
+        Implementation("chunked", torch_scan.decide),
+        Implementation("reference", reference.decide),
+    ),
+    "attend": (
+        _not_written("triton"),
+        _not_written("cpu"),
+        Implementation("chunked", chunked.attend),
+        Implementation("reference", reference.attend),
+    ),
+    "decode": (
+        _not_written("triton"),
+        _not_written("cpu"),
+        Implementation("chunked", torch_decode.decode),
+        Implementation("reference", reference.decode),
+    ),
 }
 
 
-def choose(backend: str, q: Tensor) -> str:
-    """The backend to use; asking for one that cannot run raises with the reason."""
-    check_choice("backend", backend, CHOICES)
-    if backend == "auto":
-        return "chunked"
-    reason = REASONS[backend](q)
-    if reason is not None:
-        able = [name for name, why in REASONS.items() if why(q) is None]
-        raise ValueError(f"backend={backend!r} cannot run this: {reason}; backends that can: {', '.join(able)}")
-    return backend
+@dataclass(frozen=True)
+class Ran:
+    """One stage of a call: who ran it, and why not those that would have been faster."""
+
+    stage: Stage
+    backend: str
+    passed_over: dict[str, str] = field(default_factory=dict)
+
+
+_ran: ContextVar[list[Ran] | None] = ContextVar("dla_ran", default=None)
+
+
+@contextmanager
+def record() -> Iterator[list[Ran]]:
+    """Collects which implementation every stage of every call used: ``with dla.record() as ran: ...``."""
+    ran: list[Ran] = []
+    token = _ran.set(ran)
+    try:
+        yield ran
+    finally:
+        _ran.reset(token)
+
+
+def backends() -> list[dict[str, str]]:
+    """Every stage and implementation, fastest first, and whether it can run on this machine."""
+    return [
+        {"stage": stage, "backend": row.backend, "here": row.missing() or "yes"}
+        for stage, rows in TABLE.items()
+        for row in rows
+    ]
+
+
+def run(problem: Problem, backend: Backend) -> tuple[Tensor, State | None]:
+    """Decide and attend, or decode: outputs and the state after them, if there is one."""
+    check_choice("backend", backend, BACKENDS)
+    with torch.autocast(problem.device.type, enabled=False):
+        if problem.decodes:
+            return _choose("decode", problem, backend)(problem)
+        decided = None
+        attend = _choose("attend", problem, backend)
+        if problem.memory == "dynamic":
+            decided = decide(problem, "reference" if backend == "reference" else "auto")
+        return attend(problem, decided)
+
+
+def decide(problem: Problem, backend: Backend) -> Decided:
+    """The first stage alone."""
+    check_choice("backend", backend, BACKENDS)
+    if problem.given is not None and not problem.soft:
+        return Decided(problem.given)
+    with torch.autocast(problem.device.type, enabled=False):
+        return _choose("decide", problem, backend)(problem)
+
+
+def _choose(stage: Stage, problem: Problem, backend: Backend) -> Callable[..., Any]:
+    """The first implementation that can run, of the named backend alone unless decisions are to be made."""
+    rows = TABLE[stage]
+    if backend != "auto":
+        named = [row for row in rows if row.backend == backend]
+        rows = (*named, *(row for row in rows if row.backend != backend)) if stage == "decide" else tuple(named)
+    passed_over: dict[str, str] = {}
+    for row in rows:
+        reason = row.why_not(problem)
+        if reason is None:
+            if (ran := _ran.get()) is not None:
+                ran.append(Ran(stage, row.backend, passed_over))
+            return row.run
+        passed_over[row.backend] = reason
+    able = [row.backend for row in TABLE[stage] if row.why_not(problem) is None]
+    reasons = "; ".join(passed_over.values())
+    raise ValueError(f"backend={backend!r} cannot {stage} this: {reasons}. Backends that can: {', '.join(able)}")

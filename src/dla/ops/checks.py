@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from dla.ops.layout import compute_dtype
-from dla.ops.rules import Rules
+from dla.ops.problem import Problem
+from dla.ops.segmentation import ALIVE, Segmentation
 from dla.ops.state import DynamicState, State
 
 
@@ -160,50 +161,51 @@ def check_dynamic_state(state: DynamicState | None, capacity: int | None, routed
         raise ValueError(f"initial_state was made {kept} routed reads (route), which must stay so in one sequence")
 
 
-def check_segmentation(
-    seg: object,
-    shape: tuple[int, ...],
-    device: torch.device,
-    rules: Rules,
-    state: DynamicState | None,
-    lengths: tuple[int, ...],
-) -> None:
+def check_segmentation(made: object, problem: Problem) -> None:
     """A given segmentation that fits the input, and whose decisions a memory could have made."""
-    score, boundary, merged = (getattr(seg, name, None) for name in ("score", "boundary", "merged"))
-    if not (isinstance(score, Tensor) and isinstance(boundary, Tensor) and isinstance(merged, Tensor)):
-        raise ValueError(f"segmentation must be a Segmentation, got {type(seg).__name__}")
-    for name, x in (("score", score), ("boundary", boundary), ("merged", merged)):
-        if x.shape != shape:
-            raise ValueError(f"segmentation.{name} must be {list(shape)} to go with v, got {list(x.shape)}")
+    if not isinstance(made, Segmentation):
+        raise ValueError(f"segmentation must be a Segmentation, got {type(made).__name__}")
+    shape, device = problem.v.shape[:3], problem.device
+    for name, kinds in (("score", None), ("boundary", [torch.bool]), ("death", [torch.int32])):
+        x = getattr(made, name)
+        if not isinstance(x, Tensor) or x.shape != shape:
+            got = list(x.shape) if isinstance(x, Tensor) else type(x).__name__
+            raise ValueError(f"segmentation.{name} must be {list(shape)} to go with v, got {got}")
         if x.device != device:
             raise ValueError(f"segmentation.{name} must be on {device} like k, got {x.device}")
-    if boundary.dtype != torch.bool or merged.is_floating_point() or not score.is_floating_point():
+        if not (x.is_floating_point() if kinds is None else x.dtype in kinds):
+            raise ValueError(f"segmentation.{name} must be {kinds or 'of floating point'}, got {x.dtype}")
+    layout, size = problem.layout, None if problem.state is None else problem.state.size
+    if made.lengths != (layout.lengths if layout.packed else None):
+        raise ValueError("segmentation.lengths must be those of cu_seqlens, and None without it")
+    if size is not None and (made.initial_death is None or made.initial_counts is None):
+        raise ValueError("segmentation must have initial_counts and initial_death to go on from initial_state")
+    if size is None and made.initial_death is not None and bool((made.initial_death >= 0).any()):
+        raise ValueError("segmentation goes on from states, so that it needs their initial_state")
+    if device.type == "cpu" or os.environ.get("DLA_DEBUG") == "1":
+        _check_decisions(made, problem)
+
+
+def _check_decisions(made: Segmentation, problem: Problem) -> None:
+    layout, capacity, T = problem.layout, problem.rules.capacity, problem.layout.time
+    live, death = made.live_states(), made.death
+    ends, ending = (death >= 0) & (death < ALIVE), torch.zeros_like(live)
+    step = torch.arange(T, device=death.device)[:, None]
+    fits = bool(((death >= 0) == made.boundary).all()) and bool((~ends | ((death > step) & (death < T))).all())
+    if fits and made.initial_death is not None:
+        fits = problem.state is not None and (made.initial_death >= 0).sum(-1).equal(problem.state.size)
+    if fits:
+        b, _, h = ends.nonzero(as_tuple=True)
+        ending.index_put_((b, death[ends].long(), h), ending.new_ones(()), True)
+        if made.initial_death is not None:
+            carried = (made.initial_death >= 0) & (made.initial_death < ALIVE)
+            n, h, _ = carried.nonzero(as_tuple=True)
+            at = made.initial_death[carried].long()
+            ending.index_put_((torch.zeros_like(n) if layout.packed else n, at, h), ending.new_ones(()), True)
+        once = (ending == 0) | ((ending == 1) & made.boundary)
+        fits = bool((once & (live > 0)).all()) and (capacity is None or bool((live <= capacity).all()))
+    if not fits:
         raise ValueError(
-            "segmentation must hold a floating-point score, a bool boundary and an integer merged, "
-            f"got {score.dtype}, {boundary.dtype}, {merged.dtype}"
+            "segmentation is not one that a memory could make: a sequence's first token must be a boundary, "
+            f"merges happen at boundaries between two states alive, at most capacity={capacity} states live"
         )
-    if torch.compiler.is_compiling() or (device.type != "cpu" and os.environ.get("DLA_DEBUG") != "1"):
-        return
-    _check_decisions(boundary.flatten(0, 1), merged.flatten(0, 1), rules, state, lengths)
-
-
-def _check_decisions(
-    boundary: Tensor, merged: Tensor, rules: Rules, state: DynamicState | None, lengths: tuple[int, ...]
-) -> None:
-    merging = merged >= 0
-    change = boundary.long() - merging.long()
-    start = 0
-    for n, length in enumerate(lengths):
-        part = slice(start, start + length)
-        before = change[part].cumsum(0) - change[part]  # [length, H] states alive before each step
-        if state is not None:
-            before = before + state.size[n]
-        opens = boundary[part] | (before > 0)
-        room = torch.ones_like(opens) if rules.capacity is None else before + change[part] <= rules.capacity
-        fits = ~merging[part] | (boundary[part] & (merged[part] < before - 1))
-        start += length
-        if not bool((opens & room & fits).all()):
-            raise ValueError(
-                "segmentation is not one that a memory could make: a sequence's first token must be a boundary, "
-                f"merges happen at boundaries between two states alive, at most capacity={rules.capacity} states live"
-            )

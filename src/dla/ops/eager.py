@@ -1,4 +1,4 @@
-"""Keeps torch.compile and autocast out of a function."""
+"""Keeps torch.compile out of a function."""
 
 import functools
 from collections.abc import Callable
@@ -11,16 +11,15 @@ R = TypeVar("R")
 
 
 def eager(fn: Callable[P, R]) -> Callable[P, R]:
-    """``fn``, whose first argument is a tensor, run as plain eager code in the dtypes it is given.
+    """``fn``, run as plain eager code.
 
-    ``torch.compiler.disable`` would do for the compiler, but it imports it, which takes seconds; this marks the
-    function the same way without the import.
+    ``torch.compiler.disable`` would do, but it imports the compiler, which takes seconds; this marks the function the
+    same way without the import.
     """
 
     @functools.wraps(fn)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
-        with torch.autocast(args[0].device.type, enabled=False):  # type: ignore[attr-defined]
-            return fn(*args, **kwargs)
+        return fn(*args, **kwargs)
 
     try:
         from torch._C._dynamo import eval_frame

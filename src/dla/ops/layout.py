@@ -1,7 +1,8 @@
 """Where sequences lie in a batch: one description for [B, T] batches and for packed ones."""
 
 from dataclasses import dataclass
-from itertools import pairwise
+from functools import cached_property
+from itertools import accumulate, pairwise
 
 import torch
 from torch import Tensor
@@ -23,18 +24,19 @@ class Layout:
         ends = cu_seqlens.tolist()
         return cls(batch, time, tuple(b - a for a, b in pairwise(ends)), True)
 
-    @property
+    @cached_property
     def offsets(self) -> tuple[int, ...]:
         """Index of each sequence's first token on the flat token axis."""
-        offsets, total = [], 0
-        for length in self.lengths:
-            offsets.append(total)
-            total += length
-        return tuple(offsets)
+        return tuple(accumulate(self.lengths, initial=0))[:-1]
 
     @property
     def sequences(self) -> int:
         return len(self.lengths)
+
+    @property
+    def origins(self) -> tuple[int, ...]:
+        """The position of each sequence's first token in its call: 0, or where it lies in its pack."""
+        return self.offsets if self.packed else (0,) * self.sequences
 
     def flat(self, x: Tensor) -> Tensor:
         """[B, T, ...] -> [B * T, ...]"""
@@ -43,6 +45,19 @@ class Layout:
     def unflat(self, x: Tensor) -> Tensor:
         """[B * T, ...] -> [B, T, ...]"""
         return x.reshape(self.batch, self.time, *x.shape[1:])
+
+    def each_token(self, x: Tensor) -> Tensor:
+        """What x [N, ...] says of its sequence, for every token: [B * T, ...]"""
+        lengths = torch.tensor(self.lengths, dtype=torch.int64, device=x.device)
+        return x.repeat_interleave(lengths, 0, output_size=self.batch * self.time)
+
+    def running(self, x: Tensor) -> Tensor:
+        """Running sums of x [B * T, ...] inside each sequence, the token itself included."""
+        if not self.packed:
+            return self.flat(self.unflat(x).cumsum(1))
+        total = x.cumsum(0)
+        first = torch.tensor(self.offsets, dtype=torch.int64, device=x.device).clamp_max(max(len(x) - 1, 0))
+        return total - self.each_token(total[first] - x[first]) if len(x) else total
 
 
 def compute_dtype(dtype: torch.dtype) -> torch.dtype:

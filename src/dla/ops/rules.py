@@ -1,15 +1,23 @@
-"""The rules of a dynamic memory: which tokens open a state and which states are merged."""
+"""The options that decide, by name, and their constants: implementations in any language take both from here."""
 
 import math
 from dataclasses import dataclass
+from typing import Literal, get_args
 
-MERGES = ("density", "similarity", "ward")
-SCORES = ("token", "state")
-SLOT_ORDERS = ("chronological", "recency")
+from dla.names import check_choice
 
-FIRST_SCORE = math.sqrt(2.0)  # the score of a sequence's first token: wholly new
+Merge = Literal["density", "similarity", "ward"]
+Score = Literal["token", "state"]
+SlotOrder = Literal["chronological", "recency"]
+
+MERGES: tuple[Merge, ...] = get_args(Merge)
+SCORES: tuple[Score, ...] = get_args(Score)
+SLOT_ORDERS: tuple[SlotOrder, ...] = get_args(SlotOrder)
+
+FIRST_SCORE = math.sqrt(2.0)  # the score of a sequence's first token, and of any against a zero state: wholly new
 TIE = 1e-6  # merge costs this close to the smallest, relative to the largest, are ties; the oldest pair wins
 FLAT = 1e-6  # the score has no gradient where 1 - cos is below this
+SHORT = 1e-6  # routed reads: shorter vectors count as this long when they are normalised
 
 
 @dataclass(frozen=True)
@@ -18,8 +26,8 @@ class Rules:
 
     tau: float = 0.6
     capacity: int | None = 30
-    merge: str = "density"
-    score: str = "token"
+    merge: Merge = "density"
+    score: Score = "token"
     block: int | None = None
 
     def __post_init__(self) -> None:
@@ -31,12 +39,6 @@ class Rules:
         check_choice("score", self.score, SCORES)
         if self.block is not None and (not _is_int(self.block) or self.block < 1):
             raise ValueError(f"block must be an integer >= 1 or None (boundaries by score), got {self.block!r}")
-
-
-def check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:
-    """Refuse a ``value`` that is not one of ``choices``."""
-    if value not in choices:
-        raise ValueError(f"{name} must be one of {', '.join(map(repr, choices))}, got {value!r}")
 
 
 def _is_int(value: object) -> bool:

@@ -1,115 +1,181 @@
-"""The memory's decisions over a batch: which tokens opened a state, which states were merged."""
+"""The memory's decisions over a batch, as lifetimes: which tokens opened a state, and when each start ended.
 
-from bisect import bisect_right
+A boundary at p opens the state that starts at p. A merge of two neighbours at step m ends the start of the younger one:
+its death is m. Nothing else ever happens, so the states alive after step t are the gaps between the starts p with
+p <= t < death.
+"""
+
+from bisect import bisect_left
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from itertools import accumulate
+from functools import cached_property
 
 import torch
 from torch import Tensor
 
-from dla.ops.checks import check_dynamic_state, check_operands, check_state
 from dla.ops.layout import Layout
-from dla.ops.rules import Rules
-from dla.ops.scan import Given, scan
-from dla.ops.state import DynamicState
+
+ALIVE = 2**31 - 1  # the death of a start that has not ended
 
 
 @dataclass(frozen=True, eq=False)
 class Segmentation:
-    """Scores and decisions of every step; positions count from each sequence's start, carried tokens included."""
+    """Scores and decisions of every step. Deaths are positions in the call, or in its pack.
+
+    Example:
+        >>> import torch, dla
+        >>> k = torch.eye(3)[[0, 0, 1, 2]].view(1, 4, 1, 3)
+        >>> made = dla.segment(k, k, capacity=2)
+        >>> made.spans(0, 0)  # the two states alive after the last step, oldest first
+        [(0, 3), (3, 4)]
+        >>> made.death[0, :, 0].tolist()  # token 3 opened a state, and the one that began at token 2 ended there
+        [2147483647, -1, 3, 2147483647]
+    """
 
     score: Tensor  # [B, T, H]
     boundary: Tensor  # [B, T, H] bool
-    merged: Tensor  # [B, T, H] int64: lower chronological index of the pair merged at that step, -1 for none
+    death: (
+        Tensor  # [B, T, H] int32: the step whose merge ended this start, ALIVE for none; -1: the token opened nothing
+    )
     lengths: tuple[int, ...] | None = None  # of packed sequences; None: one sequence a batch row
     initial_counts: Tensor | None = None  # [N, H, K] tokens in the states that were carried in, oldest first
+    initial_death: Tensor | None = None  # [N, H, K] int32: when their starts ended; -1 in unused slots
+
+    @classmethod
+    def from_merges(
+        cls,
+        score: Tensor,
+        boundary: Tensor,
+        merged: Tensor,
+        lengths: tuple[int, ...] | None = None,
+        initial_counts: Tensor | None = None,
+    ) -> "Segmentation":
+        """merged [B, T, H] int: the lower chronological index of the pair merged at a step, -1 for none."""
+        death = torch.where(boundary, ALIVE, -1).int().cpu()
+        initial = None if initial_counts is None else torch.where(initial_counts > 0, ALIVE, -1).int().cpu()
+        made = cls(score, boundary, death, lengths, initial_counts, initial)
+        merged = merged.cpu()
+        for b, n, h, starts, steps in made._heads():
+            pairs, opens = merged[b, steps, h].tolist(), boundary[b, steps, h].tolist()
+            for t, pair, opened in zip(range(steps.start, steps.stop), pairs, opens, strict=True):
+                if pair >= 0:
+                    if pair + 1 >= len(starts):
+                        raise ValueError(f"merged[{b}, {t}, {h}] is {pair}, but only {len(starts)} states live there")
+                    start = starts.pop(pair + 1)
+                    if start >= steps.start:
+                        death[b, start, h] = t
+                    elif initial is not None:
+                        initial[n, h, start - steps.start] = t  # carried states stand before the first step
+                if opened:
+                    starts.append(t)
+        return made.to(boundary.device)
+
+    @cached_property
+    def merged(self) -> Tensor:
+        """[B, T, H] int64: the lower chronological index of the pair merged at each step, -1 for none."""
+        merged = torch.full(self.death.shape, -1, dtype=torch.int64)
+        for b, n, h, starts, steps in self._heads():
+            ends = {}
+            if self.initial_death is not None:
+                deaths = self.initial_death[n, h].tolist()
+                ends = {d: steps.start + i - len(deaths) for i, d in enumerate(deaths) if d != ALIVE}
+            deaths = self.death[b, steps, h].tolist()
+            ends |= {d: steps.start + i for i, d in enumerate(deaths) if 0 <= d < ALIVE}
+            for t, opened in zip(range(steps.start, steps.stop), deaths, strict=True):
+                if t in ends:
+                    at = bisect_left(starts, ends[t])
+                    merged[b, t, h] = at - 1
+                    del starts[at]
+                if opened >= 0:
+                    starts.append(t)
+        return merged.to(self.death.device)
+
+    def _heads(self) -> Iterator[tuple[int, int, int, list[int], slice]]:
+        """Batch row, sequence, head, the starts carried in (before the first step) and the steps of each."""
+        layout = self.layout
+        for n, (origin, length) in enumerate(zip(layout.origins, layout.lengths, strict=True)):
+            for h in range(self.boundary.shape[2]):
+                counts = [] if self.initial_counts is None else self.initial_counts[n, h].tolist()
+                starts = [origin + i - len(counts) for i, count in enumerate(counts) if count]
+                yield 0 if layout.packed else n, n, h, starts, slice(origin, origin + length)
+
+    @property
+    def layout(self) -> Layout:
+        batch, time = self.boundary.shape[:2]
+        return Layout(batch, time, self.lengths or (time,) * batch, self.lengths is not None)
 
     def spans(self, b: int, h: int, t: int | None = None) -> list[tuple[int, int]]:
         """(start, end) of the states of batch row b, head h alive after step t (None: the last), oldest first.
 
-        With packed sequences t is a position in the pack, and the spans are those of the sequence it belongs to.
+        Counted from the sequence's start, carried tokens included, end exclusive. With packed sequences t is a position
+        in the pack, and the spans are those of the sequence it belongs to.
         """
         time = self.boundary.shape[1]
         t = time - 1 if t is None else t
         if not (-1 <= t < max(time, 1)):
             raise ValueError(f"t must be from -1 (before the first step) to {time - 1}, got {t}")
-        first, sequence = self._sequence(b, t)
-        counts = [] if self.initial_counts is None else self.initial_counts[sequence, h].tolist()
-        ends = list(accumulate(n for n in counts if n))
-        starts = [0, *ends][: len(ends)]
-        position = ends[-1] if ends else 0
-        boundary, merged = self.boundary[b, first : t + 1, h].tolist(), self.merged[b, first : t + 1, h].tolist()
-        for opens, pair in zip(boundary, merged, strict=True):
-            if pair >= 0:
-                del starts[pair + 1]
-            if opens:
-                starts.append(position)
-            position += 1
-        return list(zip(starts, [*starts[1:], position], strict=True)) if starts else []
+        layout, n = self.layout, b
+        if layout.packed:
+            n = max((i for i, origin in enumerate(layout.origins) if origin <= t), default=0)
+        first, seen, starts = layout.origins[n] if layout.sequences else 0, 0, []
+        if self.initial_counts is not None and self.initial_death is not None:
+            counts = self.initial_counts[n, h]
+            starts = (counts.cumsum(0) - counts)[self.initial_death[n, h] > t].tolist()
+            seen = int(counts.sum())
+        starts += (seen + (self.death[b, first : t + 1, h] > t).nonzero()[:, 0]).tolist()
+        return list(zip(starts, [*starts[1:], seen + t + 1 - first], strict=True)) if starts else []
 
-    def _sequence(self, b: int, t: int) -> tuple[int, int]:
-        """The first position in the pack, and the number, of the sequence that holds position t of batch row b."""
-        if self.lengths is None:
-            return 0, b
-        starts = [0, *accumulate(self.lengths)][:-1]
-        sequence = max(bisect_right(starts, t) - 1, 0)
-        return (starts[sequence] if starts else 0), sequence
+    def live_states(self) -> Tensor:
+        """[B, T, H] how many states live after each step."""
+        layout, (B, T, H) = self.layout, self.boundary.shape
+        row = torch.arange(B, device=self.death.device).view(-1, 1, 1).expand(B, T, H)
+        head = torch.arange(H, device=self.death.device)
+        ends = (self.death >= 0) & (self.death < ALIVE)
+        change = self.boundary.long()
+        change.index_put_((row[ends], self.death[ends].long(), head.expand(B, T, H)[ends]), change.new_tensor(-1), True)
+        if self.initial_death is None or self.initial_counts is None:
+            return layout.unflat(layout.running(layout.flat(change)))
+        n, h, i = ((self.initial_death >= 0) & (self.initial_death < ALIVE)).nonzero(as_tuple=True)
+        at = self.initial_death[n, h, i].long()
+        change.index_put_((torch.zeros_like(n) if layout.packed else n, at, h), change.new_tensor(-1), True)
+        carried = (self.initial_counts > 0).sum(-1)  # [N, H]
+        return layout.unflat(layout.running(layout.flat(change)) + layout.each_token(carried))
+
+    def tally(self, info: Tensor | None, slots: int) -> tuple[Tensor, Tensor]:
+        """Tokens and sums of scores of the states alive at the end: [N, H, slots] int64 and float64, oldest first.
+
+        ``info`` [N, H, K]: the sums of the states carried in.
+        """
+        layout, H = self.layout, self.boundary.shape[2]
+        alive = layout.flat(self.death == ALIVE).long()
+        index = layout.running(alive) - 1  # [B * T, H] the state of each token, among those that the call opened
+        before = index.new_zeros(layout.sequences, H)
+        counts = before[..., None].repeat(1, 1, slots)
+        sums = counts.double()
+        if self.initial_counts is not None and self.initial_death is not None and info is not None:
+            carried = (self.initial_death == ALIVE).long().cumsum(-1) - 1
+            before = carried[..., -1] + 1 if carried.shape[-1] else before
+            into = carried.clamp_min(0)
+            counts.scatter_add_(2, into, self.initial_counts)
+            sums.scatter_add_(2, into, info.double())
+        index = (index + layout.each_token(before)).clamp_min(0)
+        sequence = layout.each_token(torch.arange(layout.sequences, device=index.device))[:, None].expand_as(index)
+        head = torch.arange(H, device=index.device).expand_as(index)
+        counts.index_put_((sequence, head, index), counts.new_ones(()), True)
+        sums.index_put_((sequence, head, index), layout.flat(self.score).double(), True)
+        return counts, sums
 
     def to(self, device: torch.device | str) -> "Segmentation":
-        counts = None if self.initial_counts is None else self.initial_counts.to(device)
-        return replace(
-            self,
-            score=self.score.to(device),
-            boundary=self.boundary.to(device),
-            merged=self.merged.to(device),
-            initial_counts=counts,
+        names = ("score", "boundary", "death", "initial_counts", "initial_death")
+        return replace(self, **{name: x.to(device) for name in names if (x := getattr(self, name)) is not None})
+
+    def __repr__(self) -> str:
+        B, T, H = self.boundary.shape
+        of = f"{B} x {T} tokens" if self.lengths is None else f"{len(self.lengths)} sequences in {T} tokens"
+        if self.boundary.numel() == 0 or self.boundary.device.type == "meta":
+            return f"Segmentation({of}, {H} heads)"
+        ends, live = (self.death >= 0) & (self.death < ALIVE), self.live_states()
+        return (
+            f"Segmentation({of}, {H} heads: {self.boundary.float().mean():.1%} of the tokens opened a state, "
+            f"{int(ends.sum())} states were merged, at most {int(live.max())} live at once)"
         )
-
-
-def segment(
-    k: Tensor,
-    v: Tensor,
-    g: Tensor | None = None,
-    beta: Tensor | None = None,
-    *,
-    tau: float = 0.6,
-    capacity: int | None = 30,
-    merge: str = "density",
-    score: str = "token",
-    block: int | None = None,
-    initial_state: DynamicState | None = None,
-    cu_seqlens: Tensor | None = None,
-) -> Segmentation:
-    """The decisions that ``dynamic_linear_attention`` would make.
-
-    k [B, T, Hk, dk], v [B, T, H, dv], g, beta [B, T, H]; the options are that operator's.
-    """
-    rules = Rules(tau, capacity, merge, score, block)
-    check_operands(None, k, v, g=g, beta=beta, cu_seqlens=cu_seqlens)
-    layout = Layout.of(k.shape[0], k.shape[1], cu_seqlens)
-    check_state(initial_state, DynamicState, k, v, layout.sequences)
-    check_dynamic_state(initial_state, capacity, routed=None)
-    result = scan(k, v, g, beta, layout=layout, rules=rules, state=initial_state)
-    return segmentation_of(result.score, result.boundary, result.merged, layout, initial_state)
-
-
-def segmentation_of(
-    score: Tensor, boundary: Tensor, merged: Tensor, layout: Layout, state: DynamicState | None
-) -> Segmentation:
-    """A Segmentation from decisions on the flat token axis [B * T, H]."""
-    return Segmentation(
-        layout.unflat(score),
-        layout.unflat(boundary),
-        layout.unflat(merged),
-        layout.lengths if layout.packed else None,
-        None if state is None else state.counts,
-    )
-
-
-def decisions(segmentation: Segmentation, layout: Layout) -> Given:
-    """Score, boundary and merged on the flat token axis [B * T, H]."""
-    return (
-        layout.flat(segmentation.score),
-        layout.flat(segmentation.boundary),
-        layout.flat(segmentation.merged),
-    )

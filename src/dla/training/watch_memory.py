@@ -1,16 +1,15 @@
 """What the dynamic memories of a model in training do."""
 
-from dataclasses import replace
-from itertools import accumulate, pairwise
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from dla.bench.streams import describe
-from dla.inspect.observe import live_states, observe
+from dla.inspect.observe import observe
 from dla.models.causal_lm import DLAForCausalLM
 from dla.ops import Segmentation
+from dla.ops.segmentation import ALIVE
 
 
 class Tokens(Protocol):
@@ -50,18 +49,7 @@ def _figures(segmentation: Segmentation, dk: int, dv: int) -> dict[str, float]:
     described = describe(segmentation, dk, dv)
     return {
         "boundary_rate": described["boundary_rate"],
-        "live_states": torch.cat([live_states(part) for part in _documents(segmentation)], 1).double().mean().item(),
+        "live_states": segmentation.live_states().double().mean().item(),
         "W": described["W"],
-        "merges": (segmentation.merged >= 0).double().mean().item(),
+        "merges": ((segmentation.death >= 0) & (segmentation.death < ALIVE)).double().mean().item(),
     }
-
-
-def _documents(segmentation: Segmentation) -> list[Segmentation]:
-    """The packed sequences one by one: states are counted from each one's start."""
-    if segmentation.lengths is None:
-        return [segmentation]
-    ends = [0, *accumulate(segmentation.lengths)]
-    return [
-        replace(segmentation, boundary=segmentation.boundary[:, a:b], merged=segmentation.merged[:, a:b], lengths=None)
-        for a, b in pairwise(ends)
-    ]

@@ -19,7 +19,7 @@ from dla.lab.tasks.base import (
     with_targets,
 )
 from dla.lab.tasks.text import library_text
-from dla.ops.rules import check_choice
+from dla.names import check_choice
 
 NEEDLE, QUESTION = 0, 1  # the markers
 HAYSTACKS = ("repeat", "noise", "text")

@@ -18,7 +18,7 @@ from dla.lab.tasks.base import (
     starts,
     with_targets,
 )
-from dla.ops.rules import check_choice
+from dla.names import check_choice
 
 GAPS = ("between", "pairs", "queries", "everywhere")
 

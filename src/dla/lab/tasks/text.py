@@ -14,7 +14,7 @@ import numpy.typing as npt
 import torch
 
 from dla.lab.tasks.base import NO_TARGET, Batch, Task, check_at_most, integers
-from dla.ops.rules import check_choice
+from dla.names import check_choice
 
 Bytes = npt.NDArray[np.uint8]
 CORPORA = ("library", "books")

@@ -1,4 +1,4 @@
-// The memory's decisions, token by token: scores, boundaries and merges of every head (see dla/ops/scan.py).
+// The memory's decisions, token by token: scores, boundaries and merges of every head (see scan.py).
 // Plain C interface, called through ctypes. Independent heads run on threads; each head is one sequential scan.
 #include <algorithm>
 #include <atomic>
@@ -15,29 +15,37 @@
 #endif
 #define INLINE inline __attribute__((always_inline))
 
+enum class Merge : int64_t { density, similarity, ward };  // in the order of MERGES in dla/ops/rules.py
+enum class Score : int64_t { token, state };               // in the order of SCORES
+
 struct ScanArgs {
     int64_t sequences, heads, key_heads, dk, dv;
     int64_t capacity;  // 0: never merge
     int64_t block;     // 0: boundaries by score
-    int64_t merge;     // 0 density, 1 similarity, 2 ward
-    int64_t score;     // 0 token, 1 state
-    int64_t decide;    // 0: score, boundary and merged are given
+    Merge merge;
+    Score score;
+    int64_t decide;    // 0: score and boundary are given, and only what the soft gate needs is computed
     int64_t threads;
+    int64_t carried;   // states a head that the arrays of the carried memory have room for, 0: none
     double tau;
+    double tie, first_score;          // constants of dla/ops/rules.py
     const int64_t *offset, *length;   // [N] on the flat token axis
+    const int64_t *origin;            // [N] the position of each sequence's first token in its call or pack
     const void *k, *v, *g, *beta;     // [T, Hk, dk], [T, H, dv], [T, H] or null, [T, H] or null
-    int64_t carried;                  // states a head in the carried memory (K of the arrays below), 0: none
-    const void *matrices;             // [N, H, carried, dk, dv] oldest first
-    const int64_t *size0, *count0, *position0;  // [N, H], [N, H, carried], [N]
+    const void *current;              // [N, H, dk, dv] the newest carried state
+    const void *matrices;             // [N, H, carried, dk, dv] oldest first, for similarity and ward
+    const int64_t *size0, *count0;    // [N, H], [N, H, carried]
     const double *info0;              // [N, H, carried]
+    const int64_t *position0;         // [N]
     void *score_io;                   // [T, H]
     uint8_t *boundary_io;             // [T, H]
-    int64_t *merged_io;               // [T, H]
-    int64_t *size, *count;            // [N, H], [N, H, capacity]; unused without a capacity
-    double *info;                     // [N, H, capacity]
+    int32_t *death;                   // [T, H] -1, or when the start at this token ended
+    int32_t *initial_death;           // [N, H, carried]
     void *state_k, *state_v, *norm;   // [T, H, dv], [T, H, dk], [T, H] or null: S^T k, S v, |S| before each step,
                                       // k and v over their norms
 };
+
+static const int32_t ALIVE = INT32_MAX;
 
 template <class T> static double sum_squares(const T *x, int64_t n) {
     double total = 0;
@@ -99,11 +107,11 @@ KERNELS(double)
 static double clamp(double cos) { return cos > 1 ? 1 : cos < -1 ? -1 : cos; }  // keeps NaN
 
 // The oldest pair among those that tie for the smallest finite cost.
-static int64_t cheapest_pair(const std::vector<double> &cost) {
+static int64_t cheapest_pair(const std::vector<double> &cost, double tie) {
     double least = INFINITY, largest = 0;
     for (double c : cost)
         if (std::isfinite(c)) least = std::min(least, c), largest = std::max(largest, std::fabs(c));
-    const double limit = least + 1e-6 * largest;
+    const double limit = least + tie * largest;
     for (size_t i = 0; i < cost.size(); ++i)
         if (std::isfinite(cost[i]) && cost[i] <= limit) return int64_t(i);
     return 0;
@@ -122,8 +130,9 @@ struct Past {
 template <class T> struct Head {
     const ScanArgs &args;
     const int64_t n, h, dk, dv, size_matrix;
-    const bool wants_current, wants_pasts;
+    const bool wants_list, wants_pasts;  // whether merges are decided at all, and whether they look at matrices
     std::vector<int64_t> count;  // per state, oldest first, the current one last
+    std::vector<int32_t *> death;  // where the end of its start is written
     std::vector<double> info, cost;
     std::vector<T> S, y, w, unit_k, unit_v, store;  // the current state; scratch; matrices of the past states
     std::vector<double> square;
@@ -134,9 +143,8 @@ template <class T> struct Head {
 
     Head(const ScanArgs &a, int64_t sequence, int64_t head)
         : args(a), n(sequence), h(head), dk(a.dk), dv(a.dv), size_matrix(a.dk * a.dv),
-          wants_current(a.decide || a.state_k), wants_pasts(a.decide && a.capacity && a.merge != 0) {
-        S.resize(wants_current ? size_matrix : 0);
-        y.resize(dv), w.resize(dv), square.resize(dv), unit_k.resize(dk), unit_v.resize(dv);
+          wants_list(a.decide && a.capacity), wants_pasts(wants_list && a.merge != Merge::density) {
+        S.resize(size_matrix), y.resize(dv), w.resize(dv), square.resize(dv), unit_k.resize(dk), unit_v.resize(dv);
         if (wants_pasts) {
             store.resize(a.capacity * size_matrix);
             for (int64_t row = a.capacity; row-- > 0;) free_rows.push_back(row);
@@ -153,17 +161,20 @@ template <class T> struct Head {
     void carry_in() {
         if (!args.carried) return;
         const int64_t at = n * args.heads + h, size = args.size0[at];
-        const T *matrices = (const T *)args.matrices + at * args.carried * size_matrix;
-        for (int64_t i = 0; i < size; ++i) {
+        for (int64_t i = 0; i < args.carried; ++i) {
+            int32_t *ends = args.initial_death + at * args.carried + i;
+            *ends = i < size ? ALIVE : -1;
+            if (i >= size || !wants_list) continue;
             count.push_back(args.count0[at * args.carried + i]);
             info.push_back(args.info0[at * args.carried + i]);
-            if (i + 1 < size && wants_pasts) keep(matrices + i * size_matrix, 1, args.offset[n]);
+            death.push_back(ends);
+            if (i + 1 < size && wants_pasts)
+                keep((const T *)args.matrices + (at * args.carried + i) * size_matrix, 1, args.offset[n]);
         }
         open = size > 0;
-        if (open && wants_current) {
-            std::copy_n(matrices + (size - 1) * size_matrix, size_matrix, S.data());
-            norm2 = sum_squares(S.data(), size_matrix);
-        }
+        if (!open) return;
+        std::copy_n((const T *)args.current + at * size_matrix, size_matrix, S.data());
+        norm2 = sum_squares(S.data(), size_matrix);
     }
 
     // Store factor * matrix as the newest past state, up to date with every token before `since`.
@@ -192,9 +203,9 @@ template <class T> struct Head {
     double score(int64_t t) {
         const double b = beta(t), nS = std::sqrt(norm2), token = std::fabs(b) * norm_k * norm_v;
         if (token == 0) return 0;
-        if (nS == 0) return std::sqrt(2.0);
+        if (nS == 0) return args.first_score;
         double cos = dot(y.data(), unit_v.data(), dv) / nS * (b < 0 ? -1 : 1);
-        if (args.score == 1) {  // the angle between S + token and S, both measured by the larger
+        if (args.score == Score::state) {  // the angle between S + token and S, both measured by the larger
             const double largest = std::max(nS, token), c = nS / largest, d = token / largest;
             const double left = c * c + 2 * c * d * cos + d * d;
             cos = left <= 0 ? 0 : (c + d * cos) / std::sqrt(left);
@@ -217,25 +228,29 @@ template <class T> struct Head {
             past[i].next = dot(row(past[i].row), row(past[i + 1].row), size_matrix);
     }
 
-    void pair_costs() {
-        cost.resize(count.size() - 1);
-        for (size_t i = 0; i + 1 < count.size(); ++i) {
-            const double a = count[i], b = count[i + 1];
-            if (args.merge == 0) {
-                cost[i] = (info[i] + info[i + 1]) / (a + b);
-                continue;
-            }
-            const Past &p = past[i], &q = past[i + 1];
-            if (args.merge == 1) {
-                const double np = std::sqrt(p.square), nq = std::sqrt(q.square);
-                const bool gone = T(p.factor * np) == 0 || T(q.factor * nq) == 0;
-                cost[i] = gone ? 0 : -p.next / np / nq;
-            } else {
-                const double fa = p.factor / a, fb = q.factor / b;
-                const double gap = fa * fa * p.square + fb * fb * q.square - 2 * fa * fb * p.next;
-                cost[i] = (gap < 0 ? 0 : gap) * a * b / (a + b);
-            }
+    double pair_cost(size_t i) const {
+        const double a = count[i], b = count[i + 1];
+        if (args.merge == Merge::density) return (info[i] + info[i + 1]) / (a + b);
+        const Past &p = past[i], &q = past[i + 1];
+        if (args.merge == Merge::similarity) {
+            const double np = std::sqrt(p.square), nq = std::sqrt(q.square);
+            const bool gone = T(p.factor * np) == 0 || T(q.factor * nq) == 0;
+            return gone ? 0 : -p.next / np / nq;
         }
+        const double fa = p.factor / a, fb = q.factor / b;  // ward
+        const double gap = fa * fa * p.square + fb * fb * q.square - 2 * fa * fb * p.next;
+        return (gap < 0 ? 0 : gap) * a * b / (a + b);
+    }
+
+    // Merge the cheapest pair at token t.
+    void make_room(int64_t t) {
+        if (wants_pasts && args.beta) flush(t);
+        cost.resize(count.size() - 1);
+        for (size_t i = 0; i < cost.size(); ++i) cost[i] = pair_cost(i);
+        const int64_t i = cheapest_pair(cost, args.tie);
+        *death[i + 1] = int32_t(args.origin[n] + t - args.offset[n]);
+        death.erase(death.begin() + i + 1);
+        merge_pair(i);
     }
 
     void merge_pair(int64_t i) {
@@ -255,7 +270,6 @@ template <class T> struct Head {
 
     // Token t joins the current state, or (opening) starts it anew; y holds S^T k / |k|.
     void write(int64_t t, bool opening) {
-        if (!wants_current) return;
         const T a = opening ? T(0) : decay(t), b = beta(t);
         for (int64_t j = 0; j < dv; ++j) w[j] = v(t)[j];
         if (args.beta)
@@ -265,21 +279,16 @@ template <class T> struct Head {
     }
 
     void open_state(int64_t t, double score_t) {
-        int64_t &merged = args.merged_io[t * args.heads + h];
-        if (args.decide) merged = -1;
         if (open && wants_pasts) {  // the current state becomes a past one, with this step's transition
             for (int64_t j = 0; args.beta && j < dv; ++j) w[j] = -beta(t) * T(norm_k) * y[j];
             if (args.beta) update(S.data(), T(1), k(t), w.data(), square.data(), dk, dv);
             keep(S.data(), decay(t), t + 1);
         }
-        if (args.decide && args.capacity && int64_t(count.size()) == args.capacity) {
-            if (wants_pasts && args.beta) flush(t);
-            pair_costs();
-            merged = cheapest_pair(cost);
-        }
-        if (args.capacity && merged >= 0) merge_pair(merged);
+        if (wants_list && int64_t(count.size()) == args.capacity) make_room(t);
         write(t, true);
-        if (args.capacity || count.empty()) count.push_back(1), info.push_back(score_t);
+        int32_t *ends = args.death + t * args.heads + h;
+        *ends = ALIVE;
+        if (wants_list) count.push_back(1), info.push_back(score_t), death.push_back(ends);
         open = true;
     }
 
@@ -288,15 +297,12 @@ template <class T> struct Head {
         int64_t position = args.position0 ? args.position0[n] : 0;
         for (int64_t t = first; t < last; ++t, ++position) {
             const int64_t at = t * args.heads + h;
-            if (wants_current) {
-                look(t);
-                if (args.state_k) save_reads(at);
-            }
+            look(t);
+            if (args.state_k) save_reads(at);
             T *scores = (T *)args.score_io;
             if (args.decide) {
-                scores[at] = open ? T(score(t)) : T(std::sqrt(2.0));
+                scores[at] = open ? T(score(t)) : T(args.first_score);
                 args.boundary_io[at] = !open || (args.block ? position % args.block == 0 : scores[at] >= T(args.tau));
-                args.merged_io[at] = -1;
             }
             const double faded = past.empty() ? 1 : double(decay(t));
             for (Past &p : past) p.factor *= faded;
@@ -304,14 +310,9 @@ template <class T> struct Head {
                 open_state(t, scores[at]);
             } else {
                 write(t, false);
-                count.back() += 1, info.back() += scores[at];
+                if (wants_list) count.back() += 1, info.back() += scores[at];
             }
         }
-        if (!args.capacity) return;
-        const int64_t at = n * args.heads + h;
-        args.size[at] = int64_t(count.size());
-        std::copy(count.begin(), count.end(), args.count + at * args.capacity);
-        std::copy(info.begin(), info.end(), args.info + at * args.capacity);
     }
 
     void save_reads(int64_t at) {
@@ -322,7 +323,15 @@ template <class T> struct Head {
     }
 };
 
-template <class T> static void scan_all(const ScanArgs &args) {
+// 0, or what is wrong with the arguments (ERRORS in scan.py)
+static int64_t check(const ScanArgs &args) {
+    if (args.merge < Merge::density || args.merge > Merge::ward) return 1;
+    if (args.score < Score::token || args.score > Score::state) return 2;
+    return 0;
+}
+
+template <class T> static int64_t scan_all(const ScanArgs &args) {
+    if (const int64_t wrong = check(args)) return wrong;
     const int64_t tasks = args.sequences * args.heads;
     std::atomic<int64_t> next{0};
     auto work = [&] {
@@ -332,53 +341,11 @@ template <class T> static void scan_all(const ScanArgs &args) {
     for (int64_t i = 1; i < std::min(args.threads, tasks); ++i) threads.emplace_back(work);
     work();
     for (auto &thread : threads) thread.join();
-}
-
-// Chronological index of every item (`live` rows, newest first, then the chunk's tokens) after every step of a chunk.
-static void follow(int64_t chunk, int64_t live, int64_t size, const int64_t *last, const int64_t *merged, int64_t *out) {
-    const int64_t items = live + chunk;
-    std::vector<int64_t> x(items, 0);
-    for (int64_t r = 0; r < live; ++r) x[r] = size - 1 - r;
-    for (int64_t t = 0; t < chunk; ++t, out += items) {
-        if (merged[t] >= 0)
-            for (int64_t i = 0; i < items; ++i) x[i] -= x[i] > merged[t];
-        x[live + t] = last[t];
-        std::copy(x.begin(), x.end(), out);
-    }
-}
-
-// Which version of a state stands at each chronological index after each step: the rows at the chunk's start, then the
-// current state after each step, then the state merged at each.
-static void versions(int64_t chunk, int64_t live, int64_t slots, int64_t size, const int64_t *last,
-                     const int64_t *merged, int64_t *out) {
-    std::vector<int64_t> x(slots);
-    for (int64_t j = 0; j < slots; ++j)
-        x[j] = std::clamp<int64_t>(size - 1 - j, 0, std::max<int64_t>(live - 1, 0));
-    for (int64_t t = 0; t < chunk; ++t, out += slots) {
-        const int64_t pair = merged[t];
-        if (pair >= 0 && pair < slots) {
-            for (int64_t j = pair + 1; j + 1 < slots; ++j) x[j] = x[j + 1];
-            x[pair] = live + chunk + t;
-        }
-        if (last[t] >= 0 && last[t] < slots) x[last[t]] = live + t;
-        std::copy(x.begin(), x.end(), out);
-    }
+    return 0;
 }
 
 extern "C" {
-int64_t dla_args_size() { return sizeof(ScanArgs); }  // so that a stale library is noticed
-// size [n], last and merged [n, chunk] -> items [n, chunk, live + chunk]
-void dla_follow(int64_t n, int64_t chunk, int64_t live, const int64_t *size, const int64_t *last, const int64_t *merged,
-                int64_t *items) {
-    for (int64_t i = 0; i < n; ++i)
-        follow(chunk, live, size[i], last + i * chunk, merged + i * chunk, items + i * chunk * (live + chunk));
-}
-// the same -> out [n, chunk, slots]
-void dla_versions(int64_t n, int64_t chunk, int64_t live, int64_t slots, const int64_t *size, const int64_t *last,
-                  const int64_t *merged, int64_t *out) {
-    for (int64_t i = 0; i < n; ++i)
-        versions(chunk, live, slots, size[i], last + i * chunk, merged + i * chunk, out + i * chunk * slots);
-}
-void dla_scan_f32(const ScanArgs *args) { scan_all<float>(*args); }
-void dla_scan_f64(const ScanArgs *args) { scan_all<double>(*args); }
+int64_t dla_version() { return 3; }  // as in library.py, so that a stale library is noticed
+int64_t dla_scan_f32(const ScanArgs *args) { return scan_all<float>(*args); }
+int64_t dla_scan_f64(const ScanArgs *args) { return scan_all<double>(*args); }
 }

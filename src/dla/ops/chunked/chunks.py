@@ -8,7 +8,7 @@ from torch import Tensor
 from dla.ops.layout import Layout
 
 
-class Grid:
+class Chunks:
     """Rows are sequences, longest first; the rows still active at a chunk are therefore always the first ones.
 
     ``lead`` shifts a sequence right by that many empty places, so that its chunks end at multiples of ``chunk``
@@ -16,11 +16,11 @@ class Grid:
     """
 
     def __init__(self, layout: Layout, chunk: int, device: torch.device, lead: Sequence[int] | None = None) -> None:
-        self.chunk, self.device = chunk, device
+        self.layout, self.chunk, self.device = layout, chunk, device
         lead = lead or [0] * layout.sequences
         chunks = [-(-(a + n) // chunk) if n else 0 for a, n in zip(lead, layout.lengths, strict=True)]
         rows = sorted(range(layout.sequences), key=lambda i: -chunks[i])
-        self.chunks = [chunks[i] for i in rows]
+        self.counts = [chunks[i] for i in rows]
         self.steps = max(chunks, default=0)
         self.rows = torch.tensor(rows, dtype=torch.int64, device=device)  # [N] the sequence of each row
         self.lead = torch.tensor([lead[i] for i in rows], dtype=torch.int64, device=device)
@@ -31,7 +31,7 @@ class Grid:
 
     def active(self, step: int) -> int:
         """How many rows have a chunk number ``step``."""
-        return sum(c > step for c in self.chunks)
+        return sum(c > step for c in self.counts)
 
     def places(self, first: int, count: int) -> tuple[Tensor, Tensor | None]:
         """Flat token index [n, count * chunk] of chunks first .. first + count, and which places hold a token.
@@ -54,6 +54,10 @@ class Grid:
         if valid is not None:
             taken = taken.masked_fill(~valid.reshape(*valid.shape, *[1] * (taken.dim() - 2)), 0)
         return taken.unflatten(1, (count, self.chunk)).movedim(3, 1).contiguous()
+
+    def unsort(self, x: Tensor) -> Tensor:
+        """x [N, ...] from the order of the rows to that of the sequences."""
+        return torch.empty_like(x).index_copy_(0, self.rows, x)
 
     def put(self, x: Tensor, first: int, count: int, value: Tensor) -> None:
         """Write value [n, H, count, chunk, ...] into x [B * T, H, ...] where there are tokens."""

@@ -6,15 +6,17 @@ recomputes the groups from there, one at a time, and lets autograd differentiate
 
 import math
 from dataclasses import dataclass, fields
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from dla.ops.grid import Grid
-from dla.ops.memories import Plan
-from dla.ops.routing import key_sums_after, routed_weights
-from dla.ops.transitions import transitions
+from dla.ops.chunked.chunks import Chunks
+from dla.ops.chunked.plans import Plan, Planner
+from dla.ops.chunked.routing import fits, key_sums_after
+from dla.ops.chunked.transitions import transitions
+from dla.ops.rules import SlotOrder
+from dla.ops.weights import routed, slot_weights
 
 GROUP_BYTES = 64 << 20  # working memory that a group of chunks may take
 
@@ -36,65 +38,61 @@ class Inputs:
 NAMES = tuple(field.name for field in fields(Inputs))
 
 
-class Memory(Protocol):
-    rows: int
-
-    def plan(self, grid: Grid, first: int, count: int) -> Plan: ...
-
-
 @dataclass
 class Engine:
     """One call's settings."""
 
-    grid: Grid
-    memory: Memory
+    chunks: Chunks
+    planner: Planner
     dtype: torch.dtype  # of states and of all arithmetic
     scale: float
-    recency: bool = False  # slots count from the current state
+    slot_order: SlotOrder = "chronological"
     wants_state: bool = True  # whether the carry after the last chunk is of use
     group: int = 1  # chunks that are computed together
     spacing: int = 1  # chunks between checkpoints, a multiple of group
 
     def fit(self, x: Inputs) -> "Engine":
         """Choose group and spacing for inputs of this size."""
-        C, steps = self.grid.chunk, max(self.grid.steps, 1)
+        C, steps = self.chunks.chunk, max(self.chunks.steps, 1)
         heads, dk, dv = x.v.shape[1], x.q.shape[-1], x.v.shape[-1]
-        rows = len(self.grid.chunks) * heads
-        tables = 0 if x.lam is None else 3 * C * (self.memory.rows + C)
-        floats = rows * (2 * self.memory.rows * dk * (dv + C) + 6 * C * C + 4 * C * (dk + dv) + tables)
+        rows = len(self.chunks.counts) * heads
+        tables = 0 if x.lam is None else 3 * C * (self.planner.rows + C)
+        if x.route is not None:  # products of keys, in float64
+            tables += 6 * (self.planner.rows + C) ** 2
+        floats = rows * (2 * self.planner.rows * dk * (dv + C) + 6 * C * C + 4 * C * (dk + dv) + tables)
         self.group = max(1, min(GROUP_BYTES // max(4 * floats, 1), steps))
-        if not self.grid.filled:  # rows that end inside a group are computed to its end: keep groups short
-            typical = sum(self.grid.chunks) // max(len(self.grid.chunks), 1)
+        if not self.chunks.filled:  # rows that end inside a group are computed to its end: keep groups short
+            typical = sum(self.chunks.counts) // max(len(self.chunks.counts), 1)
             self.group = max(1, min(self.group, typical))
         self.spacing = self.group * math.ceil(math.sqrt(steps) / self.group)
         return self
 
-    def chunks(self, x: Inputs, first: int, count: int) -> Inputs:
+    def cut(self, x: Inputs, first: int, count: int) -> Inputs:
         taken = {
-            name: self.grid.take(value, first, count).to(self.dtype)
+            name: self.chunks.take(value, first, count).to(self.dtype)
             for name in NAMES
             if (value := getattr(x, name)) is not None
         }
         return Inputs(**taken)
 
     def count(self, first: int) -> int:
-        return min(self.group, self.grid.steps - first)
+        return min(self.group, self.chunks.steps - first)
 
     def run_at_once(self, x: Inputs, carry: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
         """A call that fits one group, for autograd to follow: nothing is recomputed. Outputs on the flat axis."""
-        o, n, steps = torch.zeros_like(x.v), self.grid.active(0), self.grid.steps
-        out, after = self.run(self.chunks(x, 0, steps), [c[:n] for c in carry], 0)
-        self.grid.put(o, 0, steps, out)
+        o, n, steps = torch.zeros_like(x.v), self.chunks.active(0), self.chunks.steps
+        out, after = self.run(self.cut(x, 0, steps), [c[:n] for c in carry], 0)
+        self.chunks.put(o, 0, steps, out)
         return o, [torch.cat([new.detach(), old[n:]]) for new, old in zip(after, carry, strict=True)]
 
     def run(self, x: Inputs, carry: list[Tensor], first: int, reads: bool = True) -> tuple[Tensor, list[Tensor]]:
         """One group: its outputs [n, H, G, C, dv] (nothing unless ``reads``) and the carry after it."""
         H, G = x.v.shape[1], x.v.shape[2]
         with torch.no_grad():
-            plan = self.memory.plan(self.grid, first, G)
+            plan = self.planner.plan(self.chunks, first, G)
         S = carry[0]
         move = transitions(x.q * self.scale if reads else None, x.k, x.g, x.beta, H)
-        needed = G if self.wants_state or first + G < self.grid.steps else G - 1  # chunks whose writes are ever read
+        needed = G if self.wants_state or first + G < self.chunks.steps else G - 1  # chunks whose writes are ever read
         starts = [S[:, :, plan.low : plan.high]]
         if needed:
             written = write(move.Z[:, :, :needed], x.v, plan, x.gate)  # [n, H, needed, groups, dk, dv]
@@ -117,16 +115,13 @@ class Engine:
 
     def slot_weights(self, x: Inputs, plan: Plan, sums: Tensor | None) -> Tensor | None:
         """The weight of every slot that the plan's indices point into: [n, H, G, C, slots], None for one."""
-        if x.lam is None or plan.history is None:
+        if x.lam is None or plan.live is None:
             return x.lam
-        last = plan.history.last[..., None]
-        slots = max(int(last.max()) + 1, 1) if last.numel() else 1
-        index = torch.arange(slots, device=last.device)
-        index = (last - index if self.recency else index.expand(*last.shape[:-1], slots)).clamp(0, x.lam.shape[-1] - 1)
-        weights = x.lam[..., :slots] if not self.recency and slots <= x.lam.shape[-1] else x.lam.gather(-1, index)
-        if x.route is not None and sums is not None:
-            weights = weights * routed_weights(x.q, x.k, sums, x.route, plan.history, slots)
-        return weights
+        states = max(int(plan.live.max()), 1) if plan.live.numel() else 1
+        weights = slot_weights(x.lam, plan.live, states, self.slot_order)
+        if x.route is None or sums is None or plan.edges is None:
+            return weights
+        return routed(weights, x.route, fits(x.q, x.k, sums, plan.edges))
 
 
 def write(Z: Tensor, v: Tensor, plan: Plan, gate: Tensor | None) -> Tensor:
@@ -186,17 +181,17 @@ class ChunkedAttention(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, engine: Engine, keeps: bool, carry: list[Tensor], *tensors: Any) -> Any:
-        grid, x = engine.grid, Inputs(*tensors)
+        chunks, x = engine.chunks, Inputs(*tensors)
         o = torch.zeros_like(x.v)
         carry = [c.clone() for c in carry]
         checkpoints = []
-        for first in range(0, grid.steps, engine.group):
-            n = grid.active(first)
+        for first in range(0, chunks.steps, engine.group):
+            n = chunks.active(first)
             if keeps and first % engine.spacing == 0:
                 checkpoints.append([c[:n].clone() for c in carry])
-            part = engine.chunks(x, first, engine.count(first))
+            part = engine.cut(x, first, engine.count(first))
             out, after = engine.run(part, [c[:n] for c in carry], first)
-            grid.put(o, first, engine.count(first), out)
+            chunks.put(o, first, engine.count(first), out)
             for c, new in zip(carry, after, strict=True):
                 c[:n] = new
         ctx.engine, ctx.checkpoints = engine, checkpoints
@@ -208,20 +203,20 @@ class ChunkedAttention(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, do: Tensor, *_: Any) -> Any:
         engine: Engine = ctx.engine
-        grid, x = engine.grid, Inputs(*ctx.saved_tensors)
+        chunks, x = engine.chunks, Inputs(*ctx.saved_tensors)
         wanted = [name for name, needs in zip(NAMES, ctx.needs_input_grad[3:], strict=True) if needs]
         grads = {name: torch.zeros_like(getattr(x, name)) for name in wanted}
         d_carry: list[Tensor] | None = None
-        for block in range((grid.steps - 1) // engine.spacing * engine.spacing, -1, -engine.spacing):
+        for block in range((chunks.steps - 1) // engine.spacing * engine.spacing, -1, -engine.spacing):
             carry = ctx.checkpoints[block // engine.spacing]
-            firsts = range(block, min(block + engine.spacing, grid.steps), engine.group)
+            firsts = range(block, min(block + engine.spacing, chunks.steps), engine.group)
             starts = [carry]
             for first in firsts[:-1]:
-                part = engine.chunks(x, first, engine.count(first))
-                carry = engine.run(part, [c[: grid.active(first)] for c in carry], first, reads=False)[1]
+                part = engine.cut(x, first, engine.count(first))
+                carry = engine.run(part, [c[: chunks.active(first)] for c in carry], first, reads=False)[1]
                 starts.append(carry)
             for first in reversed(firsts):
-                n = grid.active(first)
+                n = chunks.active(first)
                 d_carry = _backward_group(engine, x, [c[:n] for c in starts.pop()], first, do, d_carry, grads)
         return None, None, None, *[grads.get(name) for name in NAMES]
 
@@ -236,8 +231,8 @@ def _backward_group(
     grads: dict[str, Tensor],
 ) -> list[Tensor]:
     """Add one group's input gradients to ``grads``; returns the gradient of its carry."""
-    grid, count = engine.grid, engine.count(first)
-    part = engine.chunks(x, first, count)
+    chunks, count = engine.chunks, engine.count(first)
+    part = engine.cut(x, first, count)
     leaves = [getattr(part, name).requires_grad_() for name in grads]
     carry = [c.detach().requires_grad_() for c in carry]
     with torch.enable_grad():
@@ -246,12 +241,12 @@ def _backward_group(
     if d_carry is not None:  # sequences that ended earlier have no gradient from later groups
         for d, later in zip(d_after, d_carry, strict=True):
             d[: later.shape[0]] = later
-    outputs = [(o, grid.take(do, first, count).to(engine.dtype)), *zip(after, d_after, strict=True)]
+    outputs = [(o, chunks.take(do, first, count).to(engine.dtype)), *zip(after, d_after, strict=True)]
     outputs = [(y, dy) for y, dy in outputs if y.requires_grad]
     found = torch.autograd.grad(
         [y for y, _ in outputs], [*leaves, *carry], [dy for _, dy in outputs], allow_unused=True
     )
     for name, gradient in zip(grads, found, strict=False):
         if gradient is not None:
-            grid.put(grads[name], first, count, gradient)
+            chunks.put(grads[name], first, count, gradient)
     return [torch.zeros_like(c) if d is None else d for c, d in zip(carry, found[len(leaves) :], strict=True)]

@@ -1,0 +1,44 @@
+"""Finds and loads the compiled library, and says why there is none."""
+
+import ctypes
+import os
+import warnings
+from functools import cache
+from pathlib import Path
+
+VERSION = 3  # of the C interface; as in scan.cpp
+
+
+@cache
+def _load() -> tuple[ctypes.CDLL | None, str | None]:
+    """The library, or why there is none."""
+    if os.environ.get("DLA_NO_COMPILED") == "1":
+        return None, "DLA_NO_COMPILED=1 asks for torch alone"
+    found = sorted(Path(__file__).parent.glob("_scan*.so"))
+    reason = "the compiled library was not built: there was no C++ compiler when the package was installed"
+    for path in found:
+        try:
+            lib = ctypes.CDLL(str(path))
+        except OSError as error:
+            reason = f"the compiled library cannot be loaded: {error}"
+            continue
+        if getattr(lib, "dla_version", int)() == VERSION:
+            return lib, None
+        reason = "the compiled library is of another version of the source: install the package again"
+    warnings.warn(f"dla: {reason}. Decisions are made in torch, many times slower.", RuntimeWarning, stacklevel=3)
+    return None, reason
+
+
+def library() -> ctypes.CDLL | None:
+    """The compiled library, if there is one."""
+    return _load()[0]
+
+
+def missing() -> str | None:
+    """Why there is no compiled library; None if there is one."""
+    return _load()[1]
+
+
+def forget() -> None:
+    """Look for it anew at the next call."""
+    _load.cache_clear()

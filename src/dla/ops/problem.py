@@ -1,0 +1,90 @@
+"""One call of an operator, checked and put together once: what every stage and implementation gets."""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from torch import Tensor
+
+from dla.ops.layout import Layout, compute_dtype
+from dla.ops.rules import Rules, SlotOrder
+
+if TYPE_CHECKING:
+    from dla.ops.segmentation import Segmentation
+
+MemoryKind = Literal["single", "log_linear", "dynamic"]
+NO_RULES = Rules()  # of memories that decide nothing
+OPERANDS = ("q", "k", "v", "lam", "g", "beta", "route")
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Problem:
+    """Tensors as the caller gave them, [B, T, heads, ...]; ``q`` is None where nothing is read (``segment``)."""
+
+    memory: MemoryKind
+    layout: Layout
+    k: Tensor
+    v: Tensor
+    q: Tensor | None = None
+    lam: Tensor | None = None
+    g: Tensor | None = None
+    beta: Tensor | None = None
+    scale: float = 1.0
+    state: Any = None  # the memory's State to go on from
+    wants_state: bool = False
+    inplace: bool = False  # whether ``state`` itself is to be changed
+    # the dynamic memory alone
+    rules: Rules = NO_RULES
+    slot_order: SlotOrder = "chronological"
+    route: Tensor | None = None  # [B, T, H]
+    temperature: float | None = None  # the soft gate's
+    given: "Segmentation | None" = None  # decisions to follow
+
+    @property
+    def shape(self) -> tuple[int, int, int, int]:
+        """(sequences, heads, dk, dv)"""
+        return self.layout.sequences, self.v.shape[2], self.k.shape[3], self.v.shape[3]
+
+    @property
+    def group(self) -> int:
+        """How many heads share a key head."""
+        return self.v.shape[2] // self.k.shape[2]
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of states and of all arithmetic."""
+        return compute_dtype(self.v.dtype)
+
+    @property
+    def device(self) -> torch.device:
+        return self.v.device
+
+    @property
+    def routed(self) -> bool:
+        return self.route is not None
+
+    @property
+    def soft(self) -> bool:
+        return self.temperature is not None
+
+    @property
+    def needs_gradient(self) -> bool:
+        return torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in self.operands())
+
+    @property
+    def decodes(self) -> bool:
+        """One token a sequence on a carried state, without gradients: the decoding step."""
+        one = self.layout.time == 1 and not self.layout.packed
+        return one and self.state is not None and self.q is not None and not self.needs_gradient
+
+    def operands(self) -> list[Tensor | None]:
+        return [getattr(self, name) for name in OPERANDS]
+
+    def flat(self, x: Tensor | None) -> Tensor | None:
+        """[B, T, ...] -> [B * T, ...]"""
+        return None if x is None else self.layout.flat(x)
+
+    def length(self) -> Tensor:
+        """[N] tokens that each sequence has seen after the call."""
+        length = torch.tensor(self.layout.lengths, dtype=torch.int64, device=self.device)
+        return length if self.state is None else self.state.length + length

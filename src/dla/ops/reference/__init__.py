@@ -1,0 +1,1 @@
+"""The definition, step by step: what every other implementation is tested against."""

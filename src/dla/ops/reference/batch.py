@@ -1,0 +1,172 @@
+"""The three stages of the reference over batches, heads and packed sequences: loops around one head, nothing more."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dla.ops.decide.decided import Decided
+from dla.ops.problem import OPERANDS, Problem
+from dla.ops.reference.baselines import linear_head, log_linear_head
+from dla.ops.reference.core import Slot, at, remember, transition
+from dla.ops.reference.extended import attend_head
+from dla.ops.segmentation import Segmentation
+from dla.ops.state import DynamicState, LinearState, LogLinearState, State
+
+
+@dataclass
+class Head:
+    """The tokens of one sequence and head: [T_n, ...]."""
+
+    n: int
+    h: int
+    part: slice  # of the flat token axis
+    q: Any
+    k: Tensor
+    v: Tensor
+    lam: Any
+    g: Tensor | None
+    beta: Tensor | None
+    route: Tensor | None
+
+
+def heads_of(problem: Problem) -> Iterator[Head]:
+    layout, H = problem.layout, problem.shape[1]
+    for n, (start, length) in enumerate(zip(layout.offsets, layout.lengths, strict=True)):
+        for h in range(H):
+            part, cut = slice(start, start + length), {}
+            for name, x in zip(OPERANDS, problem.operands(), strict=True):
+                head = h // problem.group if name in ("q", "k") else h
+                cut[name] = None if x is None else layout.flat(x)[part, head].to(problem.dtype)
+            yield Head(n, h, part, **cut)  # type: ignore[arg-type]
+
+
+def join(parts: list[Tensor], problem: Problem, like: Tensor) -> Tensor:
+    """Per (sequence, head) [T_n, ...] -> [B, T, H, ...], shaped as ``like``"""
+    H = problem.shape[1]
+    rows = [torch.stack(parts[i : i + H], 1) for i in range(0, len(parts), H)]
+    return problem.layout.unflat(torch.cat(rows)) if rows else torch.zeros_like(like, dtype=problem.dtype)
+
+
+def decode(problem: Problem) -> tuple[Tensor, State | None]:
+    if problem.memory != "dynamic":
+        return attend(problem, None)
+    return attend(problem, decide(problem) if problem.given is None else Decided(problem.given))
+
+
+@torch.no_grad()
+def decide(problem: Problem) -> Decided:
+    if problem.given is not None:
+        return Decided(problem.given)
+    score, boundary, merged = [], [], []
+    for head in heads_of(problem):
+        memory = memory_of(problem.state, head)
+        steps = list(remember(head.k, head.v, head.g, head.beta, memory, problem.rules))
+        score.append(torch.tensor([step.score.item() for step in steps], dtype=problem.dtype))
+        boundary.append(torch.tensor([step.boundary for step in steps], dtype=torch.bool))
+        merged.append(torch.tensor([step.merged for step in steps], dtype=torch.int64))
+    parts = [join(x, problem, problem.v[..., 0]).to(problem.device) for x in (score, boundary, merged)]
+    layout, counts = problem.layout, None if problem.state is None else problem.state.counts
+    lengths = layout.lengths if layout.packed else None
+    return Decided(Segmentation.from_merges(parts[0], parts[1].bool(), parts[2].long(), lengths, counts))
+
+
+def attend(problem: Problem, decided: Decided | None) -> tuple[Tensor, State | None]:
+    """Outputs and the final state."""
+    o, state = {"single": linear, "log_linear": log_linear, "dynamic": dynamic}[problem.memory](problem, decided)
+    return o.to(problem.v.dtype), state
+
+
+def linear(problem: Problem, _: Decided | None) -> tuple[Tensor, State | None]:
+    outputs, state = [], LinearState.empty(*problem.shape, problem.dtype, problem.device)
+    for head in heads_of(problem):
+        S = state.matrix[head.n, head.h] if problem.state is None else problem.state.matrix[head.n, head.h]
+        o, S = linear_head(head.q, head.k, head.v, head.g, head.beta, problem.scale, S.clone())
+        outputs.append(o)
+        state.matrix[head.n, head.h] = S.detach()
+    state.length = problem.length()
+    return join(outputs, problem, problem.v), state
+
+
+def log_linear(problem: Problem, _: Decided | None) -> tuple[Tensor, State | None]:
+    outputs, length = [], problem.length()
+    longest = max(length.tolist(), default=0)
+    state = LogLinearState.empty(*problem.shape, problem.dtype, problem.device, tokens=longest)
+    for head in heads_of(problem):
+        position, levels = 0, {}
+        if problem.state is not None:
+            position = int(problem.state.length[head.n])
+            live = [i for i in range(position.bit_length()) if position >> i & 1]
+            levels = {i + 1: problem.state.levels[head.n, head.h, i] for i in live}
+        o, final = log_linear_head(head.q, head.k, head.v, head.lam, head.g, head.beta, problem.scale, levels, position)
+        outputs.append(o)
+        for level, S in final.items():
+            state.levels[head.n, head.h, level - 1] = S.detach()
+    state.length = length
+    return join(outputs, problem, problem.v), state
+
+
+def dynamic(problem: Problem, decided: Decided | None) -> tuple[Tensor, State | None]:
+    assert decided is not None
+    made = decided.segmentation
+    layout, capacity, outputs, memories = problem.layout, problem.rules.capacity, [], []
+    flat = [layout.flat(x) for x in (made.score, made.boundary, made.merged)]
+    for head in heads_of(problem):
+        given = list(zip(*(x[head.part, head.h].tolist() for x in flat), strict=True))
+        memory = memory_of(problem.state, head)
+        x = (head.q, head.k, head.v, head.lam, head.g, head.beta, head.route)
+        outputs.append(attend_head(*x, problem, memory, given))
+        memories.append((head, memory))
+    o = join(outputs, problem, problem.v)
+    if not problem.wants_state:
+        return o, None
+    return o, tokens_after(problem, made) if capacity is None else matrices_after(problem, memories, capacity)
+
+
+def memory_of(state: DynamicState | None, head: Head) -> list[Slot]:
+    """The carried states of one head."""
+    if state is None:
+        return []
+    one = state.select([head.n])
+    S, count, info = one.dense()[0, head.h], one.counts[0, head.h].tolist(), one.info[0, head.h].tolist()
+    keys = S[:, :, 0] if one.keys is None else one.keys[0, head.h]  # [K, dk], of no use unless routed
+    return [Slot(S[i], count[i], info[i], keys[i]) for i in range(int(one.size[0, head.h]))]
+
+
+def matrices_after(problem: Problem, memories: list[tuple[Head, list[Slot]]], capacity: int) -> DynamicState:
+    N, H, dk, dv = problem.shape
+    matrices = torch.zeros(N, H, capacity, dk, dv, dtype=problem.dtype, device=problem.device)
+    count = torch.zeros(N, H, capacity, dtype=torch.int64, device=problem.device)
+    info, keys = count.double(), torch.zeros_like(matrices[..., 0])
+    for head, memory in memories:
+        for i, slot in enumerate(memory):
+            where = (head.n, head.h, i)
+            matrices[where], keys[where] = slot.S.detach(), slot.keys.detach()
+            count[where], info[where] = slot.count, slot.info
+    return DynamicState.of_matrices(matrices, count, info, keys if problem.routed else None, problem.length(), capacity)
+
+
+@torch.no_grad()
+def tokens_after(problem: Problem, made: Segmentation) -> DynamicState:
+    """Every token seen, its key after all later transitions."""
+    length = problem.length()
+    longest = max(length.tolist(), default=0)
+    state = DynamicState.empty(*problem.shape, None, problem.routed, problem.dtype, problem.device, tokens=longest)
+    new, layout = state.past_tokens(), problem.layout
+    decided = {"boundary": layout.flat(made.boundary), "info": layout.flat(made.score)}
+    for head in heads_of(problem):
+        where, k, v, g, beta = (head.n, head.h), head.k, head.v, head.g, head.beta
+        old = int(length[head.n]) - len(k)
+        if problem.state is not None:
+            for name, x in problem.state.past_tokens().items():
+                new[name][where][:old] = x[where][:old]
+        keys = new["keys"][where]
+        for t in range(len(k)):
+            keys[: old + t] = transition(keys[: old + t].T, k[t], at(g, t), at(beta, t)).T
+            keys[old + t] = k[t] if beta is None else beta[t] * k[t]
+        for name, x in {"values": v, "raw_keys": k, **{n: y[head.part, head.h] for n, y in decided.items()}}.items():
+            if name in new:
+                new[name][where][old : old + len(k)] = x.to(new[name].dtype)
+    return DynamicState.of_tokens(**{"raw_keys": None, **new}, length=length)  # type: ignore[arg-type]

@@ -1,0 +1,196 @@
+"""A state as a value: copies, selections, batches, files."""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from os import PathLike
+from typing import Any, ClassVar, Self
+
+import torch
+import torch.nn.functional as F
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+FORMAT = 2  # of saved states; files of format 1 had no such entry
+OLD_KINDS = {"TokenState": "DynamicState"}  # names of kinds in files of format 1
+
+
+class State:
+    """A named set of tensors with the batch as first dimension, and a few settings."""
+
+    tensor_names: ClassVar[tuple[str, ...]]
+    setting_names: ClassVar[tuple[str, ...]] = ()
+    growing: ClassVar[tuple[str, ...]] = ()  # tensors whose third dimension depends on the length seen
+    content: ClassVar[tuple[str, ...]] = ()  # tensors that hold the memory itself; the others are bookkeeping
+    kinds: ClassVar[dict[str, "type[State]"]] = {}  # every state class by its name, for reading files
+
+    length: Tensor  # [N] int64, tokens seen by each sequence
+
+    def __init_subclass__(cls) -> None:
+        cls.kinds[cls.__name__] = cls
+
+    def __init__(self, **values: object) -> None:
+        expected = set(self.tensor_names + self.setting_names)
+        if set(values) != expected:
+            raise ValueError(f"{type(self).__name__} takes {sorted(expected)}, got {sorted(values)}")
+        for name, value in values.items():
+            setattr(self, name, value)
+
+    @classmethod
+    def from_tensors(cls, tensors: dict[str, Tensor], settings: dict[str, Any]) -> Self:
+        """The state that ``tensors()`` and ``settings()`` are of."""
+        if set(tensors) != set(cls.tensor_names):
+            raise ValueError(f"a {cls.__name__} has the tensors {', '.join(cls.tensor_names)}, got {sorted(tensors)}")
+        return cls(**tensors, **settings)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Everything that is held, by name."""
+        return {name: getattr(self, name) for name in self.tensor_names}
+
+    def settings(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in self.setting_names}
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held by all tensors of the state."""
+        return sum(x.nbytes for x in self.tensors().values())
+
+    @property
+    def content_bytes(self) -> int:
+        """``nbytes`` without bookkeeping."""
+        return sum(x.nbytes for name, x in self.tensors().items() if name in self.content)
+
+    @property
+    def batch(self) -> int:
+        return self.length.shape[0]
+
+    @property
+    def device(self) -> torch.device:
+        return self.length.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return next(iter(self.tensors().values())).dtype
+
+    @property
+    def shape(self) -> tuple[int, int, int, int]:
+        """(sequences, heads, dk, dv)"""
+        x = next(iter(self.tensors().values()))
+        return x.shape[0], x.shape[1], x.shape[-2], x.shape[-1]
+
+    def dense(self) -> Tensor:
+        """The states [N, H, K, dk, dv], oldest first, zero-padded."""
+        raise TypeError(f"{type(self).__name__} has no dense form")
+
+    def _map(self, fn: Callable[[Tensor], Tensor]) -> Self:
+        return self.from_tensors({name: fn(x) for name, x in self.tensors().items()}, self.settings())
+
+    def clone(self) -> Self:
+        return self._map(torch.clone)
+
+    def detach(self) -> Self:
+        """The same tensors without their history."""
+        return self._map(torch.Tensor.detach)
+
+    def to(self, device: torch.device | str) -> Self:
+        """The state on another device; dtypes are part of the state and stay."""
+        return self._map(lambda x: x.to(device))
+
+    def select(self, batch_indices: Tensor | Sequence[int]) -> Self:
+        """The sequences at ``batch_indices``, in that order, repeats allowed (beam search)."""
+        index = torch.as_tensor(batch_indices, dtype=torch.int64, device=self.device)
+        return self._map(lambda x: x.index_select(0, index))
+
+    @classmethod
+    def cat(cls, states: "Sequence[Self]") -> Self:
+        """One state of all the sequences, in order."""
+        if not states:
+            raise ValueError("cat takes at least one state, got none")
+        first = states[0]
+        if any(s._kind() != first._kind() for s in states):
+            raise ValueError("cat takes states of one kind, shape and settings, got " + ", ".join(map(repr, states)))
+        joined = {}
+        for name in first.tensors():
+            parts = [s.tensors()[name] for s in states]
+            if name in first.growing:
+                widest = max(x.shape[2] for x in parts)
+                parts = [widen(x, widest) for x in parts]
+            joined[name] = torch.cat(parts)
+        return first.from_tensors(joined, first.settings())
+
+    def _kind(self) -> tuple[object, ...]:
+        """What states must share to stand in one batch."""
+        return type(self), self.settings(), tuple(self.tensors()), self.shape[1:], self.dtype, self.device
+
+    def assign(self, other: Self) -> Self:
+        """Take over the content of ``other``, in this object; its former tensors stay as they are."""
+        self.__dict__.update(other.__dict__)
+        return self
+
+    def label(self) -> dict[str, str]:
+        """What ``restore`` needs beside the tensors."""
+        return {"kind": type(self).__name__, "settings": json.dumps(self.settings()), "format": str(FORMAT)}
+
+    @staticmethod
+    def restore(label: Mapping[str, str], tensors: dict[str, Tensor]) -> "State":
+        """The state with this label and these tensors, also of files of earlier formats."""
+        version = label.get("format", "1")
+        if version not in ("1", str(FORMAT)):
+            raise ValueError(f"a state of format {version} needs a newer version; this one reads up to {FORMAT}")
+        kind = State.kinds.get(OLD_KINDS.get(label["kind"], label["kind"]))
+        if kind is None:
+            raise ValueError(f"kind must be one of {', '.join(State.kinds)}, got {label['kind']!r}")
+        return kind.from_tensors(tensors, json.loads(label["settings"]))
+
+    def save(self, path: str | PathLike[str]) -> None:
+        """Write a safetensors file; ``load_state`` reads it back."""
+        save_file({name: x.contiguous() for name, x in self.tensors().items()}, path, metadata=self.label())
+
+    @classmethod
+    def load(cls, path: str | PathLike[str], device: str = "cpu") -> Self:
+        state = load_state(path, device)
+        if not isinstance(state, cls):
+            raise ValueError(f"path holds a {type(state).__name__}, not a {cls.__name__}: {path}")
+        return state
+
+    def __repr__(self) -> str:
+        shapes = ", ".join(f"{name}{list(x.shape)}" for name, x in self.tensors().items())
+        settings = "".join(f", {name}={value}" for name, value in self.settings().items())
+        return f"{type(self).__name__}({shapes}{settings})"
+
+
+def load_state(path: str | PathLike[str], device: str = "cpu") -> State:
+    """Read a state that ``State.save`` wrote."""
+    with safe_open(path, framework="pt", device=device) as file:
+        metadata = file.metadata() or {}
+        if "kind" not in metadata or "settings" not in metadata:
+            raise ValueError(f"path is not a saved state: {path}")
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (a method, not a dict)
+    return State.restore(metadata, tensors)
+
+
+def widen(x: Tensor, width: int) -> Tensor:
+    """x [N, H, L, ...] with zeros up to L = width."""
+    return F.pad(x, [0, 0] * (x.dim() - 3) + [0, width - x.shape[2]])
+
+
+def take_rows(x: Tensor, order: Tensor, sequences: Tensor | None = None) -> Tensor:
+    """Rows of x [N, H, K, ...] in the given order [n, H, k], of these sequences [n] (None: of each)."""
+    N, H, K = x.shape[:3]
+    sequences = torch.arange(N, device=x.device) if sequences is None else sequences
+    first = K * (H * sequences[:, None, None] + torch.arange(H, device=x.device)[:, None])
+    return x.flatten(0, 2).index_select(0, (first + order).flatten()).view(*order.shape, *x.shape[3:])
+
+
+def newest_first(size: Tensor, rows: int) -> Tensor:
+    """The places [N, H, rows] in an order of ``size`` [N, H] live entries that turn those around; its own inverse."""
+    place = torch.arange(rows, device=size.device).expand(*size.shape, rows)
+    return torch.where(place < size[..., None], size[..., None] - 1 - place, place)
+
+
+def move(S: Tensor, k: Tensor, g: Tensor | None, beta: Tensor | None) -> None:
+    """The transition of every state, in place: S [..., rows, dk, dv], k [..., dk], g, beta [...]."""
+    if beta is not None:
+        S.sub_((beta[..., None] * k)[..., None, :, None] * (k[..., None, None, :] @ S))
+    if g is not None:
+        S.mul_(g.exp()[..., None, None, None])

@@ -1,0 +1,175 @@
+"""The dynamic memory's state: what everybody may ask of it and do with it.
+
+How its states are held is the business of ``rows.py`` (a matrix each, with a capacity) and ``tokens.py`` (as their
+tokens, without one).
+"""
+
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+
+from dla.ops.state.base import State, widen
+from dla.ops.state.rows import Rows
+from dla.ops.state.tokens import Tokens
+
+
+class DynamicState(State):
+    """At most ``capacity`` states a head, oldest first, each with its tokens' number, scores and, if routed, keys."""
+
+    setting_names = ("capacity",)
+
+    def __init__(self, held: Rows | Tokens, capacity: int | None) -> None:
+        self.held, self.capacity = held, capacity
+
+    # --- making one
+
+    @classmethod
+    def empty(
+        cls,
+        N: int,
+        H: int,
+        dk: int,
+        dv: int,
+        capacity: int | None,
+        routed: bool,
+        dtype: torch.dtype,
+        device: torch.device | str,
+        tokens: int = 0,
+    ) -> Self:
+        """Of sequences that have seen nothing, with room for ``tokens`` where these are held."""
+        if capacity is None:
+            return cls(Tokens.empty(N, H, dk, dv, tokens, routed, dtype, device), None)
+        return cls(Rows.empty(N, H, dk, dv, capacity, routed, dtype, device), capacity)
+
+    @classmethod
+    def of_matrices(
+        cls, matrices: Tensor, count: Tensor, info: Tensor, key_sums: Tensor | None, length: Tensor, capacity: int
+    ) -> Self:
+        """Of states that stand oldest first: matrices [N, H, K, dk, dv]; count, info, key_sums [N, H, K, ...]."""
+        order = torch.arange(capacity, device=length.device).expand(*matrices.shape[:2], capacity).contiguous()
+        matrices, count, info = (widen(x, capacity) for x in (matrices, count, info))
+        key_sums = None if key_sums is None else widen(key_sums, capacity)
+        return cls(Rows(matrices, order, (count > 0).sum(-1), count, info, key_sums, length), capacity)
+
+    @classmethod
+    def of_tokens(
+        cls, keys: Tensor, values: Tensor, boundary: Tensor, info: Tensor, raw_keys: Tensor | None, length: Tensor
+    ) -> Self:
+        """Without a capacity, of all tokens [N, H, L, ...]: keys after every transition, and as they were if routed."""
+        return cls(Tokens.of(keys, values, boundary, info, raw_keys, length), None)
+
+    @classmethod
+    def from_tensors(cls, tensors: dict[str, Tensor], settings: dict[str, Any]) -> Self:
+        kind = Tokens if settings["capacity"] is None else Rows
+        return cls(kind.from_tensors(tensors), settings["capacity"])
+
+    def tensors(self) -> dict[str, Tensor]:
+        return {name: x for name, x in vars(self.held).items() if x is not None}
+
+    # --- what it holds
+
+    @property
+    def growing(self) -> tuple[str, ...]:  # type: ignore[override]
+        return self.held.growing
+
+    @property
+    def content(self) -> tuple[str, ...]:  # type: ignore[override]
+        return self.held.content
+
+    @property
+    def length(self) -> Tensor:  # type: ignore[override]
+        return self.held.length
+
+    @property
+    def shape(self) -> tuple[int, int, int, int]:
+        return self.held.shape
+
+    @property
+    def routed(self) -> bool:
+        """Whether the state carries the sums of keys that routed reads need."""
+        return self.held.routed
+
+    @property
+    def size(self) -> Tensor:
+        """How many states live [N, H]."""
+        return self.held.size
+
+    def dense(self) -> Tensor:
+        return self.held.dense()
+
+    @property
+    def counts(self) -> Tensor:
+        """Tokens in each state [N, H, K] int64, oldest first, zero-padded."""
+        return self.held.counts()
+
+    @property
+    def info(self) -> Tensor:
+        """``scores`` as they are kept, in float64."""
+        return self.held.sums()
+
+    @property
+    def scores(self) -> Tensor:
+        """Sum of the scores of each state's tokens [N, H, K] float32, oldest first, zero-padded."""
+        return self.info.float()
+
+    @property
+    def keys(self) -> Tensor | None:
+        """Sum of the keys of each state's tokens [N, H, K, dk], oldest first, zero-padded; None unless routed."""
+        return self.held.keys_of_states()
+
+    def current(self) -> Tensor:
+        """The newest state [N, H, dk, dv]; zero where there is none."""
+        return self.held.current()
+
+    # --- one step, in place
+
+    def move(self, k: Tensor, g: Tensor | None, beta: Tensor | None) -> None:
+        """The transition of every state: k [N, H, dk], g, beta [N, H]."""
+        self.held.move(k, g, beta)
+
+    def merge(self, pair: Tensor) -> None:
+        """Merge the states ``pair`` and ``pair + 1`` of every head where it is not -1: [N, H]."""
+        self.held.merge(pair)
+
+    def write(self, k: Tensor, v: Tensor, score: Tensor, opens: Tensor, lives: Tensor) -> None:
+        """Take the token k [N, H, dk], v [N, H, dv] into a new state or the current one; not where it is not alive."""
+        self.held.write(k, v, score, opens, lives)
+
+    def read(self, q: Tensor, weights: Tensor) -> Tensor:
+        """The sum over states of weights [N, H, K] (oldest first) times q^T S: [N, H, dv]."""
+        return self.held.read(q, weights)
+
+    # --- in and out of a prefill
+
+    def carried(self, place: Tensor, rows: int) -> tuple[Tensor, Tensor | None]:
+        """Matrices [N, H, rows, dk, dv] and key sums [N, H, rows, dk]; state i goes to row place[n, h, i]."""
+        return self.held.carried(place, rows)
+
+    def current_only(self, capacity: int) -> "DynamicState":
+        """A state of this capacity with the current state alone: all that scores look at."""
+        fresh = DynamicState.empty(*self.shape, capacity, False, self.dtype, self.device)
+        assert isinstance(fresh.held, Rows)
+        fresh.held.matrices[:, :, 0] = self.current()
+        fresh.held.size[:] = self.size.clamp_max(1)
+        fresh.held.count[:, :, 0] = fresh.held.size
+        fresh.held.length[:] = self.length
+        return fresh
+
+    def past_tokens(self) -> dict[str, Tensor]:
+        """Without a capacity: keys, values, boundary, info and, if routed, raw_keys [N, H, L, ...]."""
+        assert isinstance(self.held, Tokens)
+        return {name: x for name, x in self.tensors().items() if name in self.growing}
+
+    def resized(self, capacity: int | None) -> "DynamicState":
+        """The same states under another capacity: itself if nothing changes. Merging them is not its business."""
+        if capacity == self.capacity:
+            return self
+        if capacity is None or self.capacity is None:
+            raise ValueError(f"a state of capacity={self.capacity} cannot go on with capacity={capacity}")
+        live = int(self.size.max()) if self.size.numel() else 0
+        if live > capacity:
+            raise ValueError(f"a state with {live} live states cannot go on with capacity={capacity}; read it anew")
+        matrices, count, info = (x[:, :, :capacity] for x in (self.dense(), self.counts, self.info))
+        keys = None if self.keys is None else self.keys[:, :, :capacity]
+        return DynamicState.of_matrices(matrices, count, info, keys, self.length, capacity)

@@ -1,0 +1,150 @@
+"""States held as their tokens, for a memory without a capacity: every token's value, and its key after all transitions.
+
+A state is a span of tokens. The newest one is kept as a matrix too, since every score looks at it.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar, Self
+
+import torch
+from torch import Tensor
+
+from dla.ops.state.base import move, widen
+
+
+@dataclass
+class Tokens:
+    """L places a head, of which the first ``length`` hold tokens; the others are zero."""
+
+    keys: Tensor  # [N, H, L, dk]
+    values: Tensor  # [N, H, L, dv]
+    boundary: Tensor  # [N, H, L] bool, where a state begins
+    info: Tensor  # [N, H, L] float64, scores
+    raw_keys: Tensor | None  # [N, H, L, dk] for routed reads, else None
+    newest: Tensor  # [N, H, dk, dv] the newest state
+    length: Tensor  # [N] int64
+
+    growing: ClassVar[tuple[str, ...]] = ("keys", "values", "boundary", "info", "raw_keys")
+    content: ClassVar[tuple[str, ...]] = ("keys", "values", "raw_keys", "newest")
+
+    @classmethod
+    def empty(
+        cls, N: int, H: int, dk: int, dv: int, L: int, routed: bool, dtype: torch.dtype, device: torch.device | str
+    ) -> Self:
+        def zeros(*shape: int, kind: torch.dtype = dtype) -> Tensor:
+            return torch.zeros(shape, dtype=kind, device=device)
+
+        boundary, info = zeros(N, H, L, kind=torch.bool), zeros(N, H, L, kind=torch.float64)
+        raw = zeros(N, H, L, dk) if routed else None
+        length = zeros(N, kind=torch.int64)
+        return cls(zeros(N, H, L, dk), zeros(N, H, L, dv), boundary, info, raw, zeros(N, H, dk, dv), length)
+
+    @classmethod
+    def of(
+        cls, keys: Tensor, values: Tensor, boundary: Tensor, info: Tensor, raw_keys: Tensor | None, length: Tensor
+    ) -> Self:
+        """From all tokens."""
+        label = boundary.cumsum(-1)
+        inside = torch.arange(label.shape[2], device=keys.device) < length[:, None, None]
+        last = inside & (label == boundary.sum(-1, keepdim=True))
+        newest = (keys * last[..., None]).transpose(-1, -2) @ values
+        return cls(keys, values, boundary, info, raw_keys, newest, length)
+
+    @classmethod
+    def from_tensors(cls, tensors: dict[str, Tensor]) -> Self:
+        names, optional = {*cls.growing, "length"}, {"raw_keys", "newest"}
+        if names - set(tensors) - optional or set(tensors) - names - optional:
+            raise ValueError(f"a DynamicState without a capacity has {', '.join(sorted(names))}, got {sorted(tensors)}")
+        if "newest" in tensors:
+            return cls(**{"raw_keys": None, **tensors})  # type: ignore[arg-type]
+        return cls.of(**{"raw_keys": None, **tensors})  # type: ignore[arg-type]
+
+    @property
+    def shape(self) -> tuple[int, int, int, int]:
+        N, H, dk, dv = self.newest.shape
+        return N, H, dk, dv
+
+    @property
+    def routed(self) -> bool:
+        return self.raw_keys is not None
+
+    @property
+    def size(self) -> Tensor:
+        return self.boundary.sum(-1)
+
+    def _label(self) -> Tensor:
+        """The state of each token [N, H, L]; of free places the last one's, to which their zeros add nothing."""
+        return (self.boundary.cumsum(-1) - 1).clamp_min(0)
+
+    def _most(self) -> int:
+        return int(self.size.max()) if self.boundary.numel() else 0
+
+    def _by_state(self, x: Tensor, label: Tensor, states: int) -> Tensor:
+        """Sums of x [N, H, L, ...] over the tokens of each state."""
+        made = x.new_zeros(*x.shape[:2], states, *x.shape[3:])
+        index = label.view(*label.shape, *[1] * (x.dim() - 3)).expand_as(x)
+        return made.scatter_add_(2, index, x) if states else made
+
+    def _matrices(self, label: Tensor, rows: int) -> Tensor:
+        """[N, H, rows, dk, dv] one row at a time: tokens x rows x dk would be large."""
+        made = self.newest.new_zeros(*self.keys.shape[:2], rows, *self.newest.shape[2:])
+        for row in range(rows):
+            made[:, :, row] = (self.keys * (label == row)[..., None]).transpose(-1, -2) @ self.values
+        return made
+
+    def dense(self) -> Tensor:
+        return self._matrices(self._label(), self._most())
+
+    def counts(self) -> Tensor:
+        inside = torch.arange(self.keys.shape[2], device=self.length.device) < self.length[:, None, None]
+        return self._by_state(inside.expand(self.boundary.shape).long(), self._label(), self._most())
+
+    def sums(self) -> Tensor:
+        return self._by_state(self.info, self._label(), self._most())
+
+    def keys_of_states(self) -> Tensor | None:
+        return None if self.raw_keys is None else self._by_state(self.raw_keys, self._label(), self._most())
+
+    def current(self) -> Tensor:
+        return self.newest
+
+    def move(self, k: Tensor, g: Tensor | None, beta: Tensor | None) -> None:
+        move(self.newest[:, :, None], k, g, beta)
+        move(self.keys.transpose(-1, -2)[:, :, None], k, g, beta)
+
+    def merge(self, pair: Tensor) -> None:
+        raise ValueError("a state without a capacity has no merges")
+
+    def write(self, k: Tensor, v: Tensor, score: Tensor, opens: Tensor, lives: Tensor) -> None:
+        assert bool(lives.all())
+        self._make_room()
+        sequence = torch.arange(len(self.length), device=k.device)
+        self.newest.masked_fill_(opens[..., None, None], 0)
+        self.newest += k[..., :, None] * v[..., None, :]
+        for store, x in (
+            (self.keys, k),
+            (self.values, v),
+            (self.boundary, opens),
+            (self.info, score),
+            (self.raw_keys, k),
+        ):
+            if store is not None:
+                store[sequence, :, self.length] = x.to(store.dtype)
+        self.length += 1
+
+    def _make_room(self) -> None:
+        """At least one free place; a quarter more places when there is none, so that growing stays cheap."""
+        places = self.keys.shape[2]
+        if self.length.numel() and int(self.length.max()) >= places:
+            for name in self.growing:
+                if (x := getattr(self, name)) is not None:
+                    setattr(self, name, widen(x, max(16, places + places // 4)))
+
+    def read(self, q: Tensor, weights: Tensor) -> Tensor:
+        of_token = weights.gather(2, self._label())
+        return (((self.keys @ q[..., None])[..., 0] * of_token)[:, :, None] @ self.values)[:, :, 0]
+
+    def carried(self, place: Tensor, rows: int) -> tuple[Tensor, Tensor | None]:
+        label = place.gather(2, self._label()) if place.shape[2] else self._label()
+        keys = None if self.raw_keys is None else self._by_state(self.raw_keys, label.clamp_min(0), rows)
+        return self._matrices(label, rows), keys
