@@ -1,8 +1,8 @@
 """Dynamic Linear Attention: linear attention with a bounded list of states as memory, cut where the content changes."""
 
+from dla.inspect.theory import deviation_bound
 from dla.ops import (
     Segmentation,
-    deviation_bound,
     dynamic_linear_attention,
     linear_attention,
     log_linear_attention,

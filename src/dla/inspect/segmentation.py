@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dla.ops.theory import block_heterogeneity, deviation_bound
+from dla.inspect.theory import block_heterogeneity, deviation_bound
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -11,9 +11,9 @@ from torch import Tensor
 
 from dla.bench.streams import Stream, correlated, describe
 from dla.inspect.segmentation import Partition, draw, partition, token_states
+from dla.inspect.theory import fenwick_blocks, fixed_blocks
 from dla.ops import Segmentation, dynamic_linear_attention, linear_attention, log_linear_attention, segment
 from dla.ops.rules import MERGES
-from dla.ops.theory import fenwick_blocks, fixed_blocks
 
 LENGTH, HEADS, DK, DV = 2048, 4, 16, 16
 CAPACITY, TAU = 30, 0.6

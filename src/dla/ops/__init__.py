@@ -3,7 +3,6 @@
 from dla.ops.attention import dynamic_linear_attention, linear_attention, log_linear_attention, segment
 from dla.ops.segmentation import Segmentation
 from dla.ops.state import DynamicState, LinearState, LogLinearState, State, load_state
-from dla.ops.theory import deviation_bound
 
 __all__ = [
     "DynamicState",
@@ -11,7 +10,6 @@ __all__ = [
     "LogLinearState",
     "Segmentation",
     "State",
-    "deviation_bound",
     "dynamic_linear_attention",
     "linear_attention",
     "load_state",

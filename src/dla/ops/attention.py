@@ -1,6 +1,6 @@
 """The operators: arguments are checked, a Problem is put together, and ``backends.py`` runs it."""
 
-from typing import Any, TypeVar
+from typing import Any
 
 from torch import Tensor
 
@@ -19,12 +19,11 @@ from dla.ops.checks import (
 )
 from dla.ops.eager import eager
 from dla.ops.layout import Layout
-from dla.ops.problem import MemoryKind, Problem
+from dla.ops.problem import OPERANDS, MemoryKind, Problem
 from dla.ops.rules import SLOT_ORDERS, Merge, Rules, Score, SlotOrder
 from dla.ops.segmentation import Segmentation
 from dla.ops.state import DynamicState, LinearState, LogLinearState, State
 
-S = TypeVar("S", bound=State)
 KINDS: dict[MemoryKind, type[State]] = {"single": LinearState, "log_linear": LogLinearState, "dynamic": DynamicState}
 
 
@@ -88,14 +87,11 @@ def dynamic_linear_attention(
     check_choice("slot_order", slot_order, SLOT_ORDERS)
     check_tensor("lam", lam)
     check_temperature(temperature, initial_state is not None or output_final_state or inplace)
-    problem = _problem(
-        "dynamic", q, k, v, lam, g, beta, route, scale, initial_state, output_final_state, inplace, cu_seqlens,
-        rules=rules, slot_order=slot_order, temperature=temperature, given=segmentation,
+    return _run(
+        "dynamic", backend, cu_seqlens, scale, initial_state, output_final_state, inplace, segmentation,
+        q=q, k=k, v=v, lam=lam, g=g, beta=beta, route=route,
+        rules=rules, slot_order=slot_order, temperature=temperature,
     )  # fmt: skip
-    check_dynamic_state(initial_state, capacity, routed=route is not None)
-    if segmentation is not None:
-        check_segmentation(segmentation, problem)
-    return _returned(problem, backend)
 
 
 @eager
@@ -126,10 +122,10 @@ def log_linear_attention(
         torch.Size([1, 2, 7, 16, 16])
     """
     check_tensor("lam", lam)
-    problem = _problem(
-        "log_linear", q, k, v, lam, g, beta, None, scale, initial_state, output_final_state, inplace, cu_seqlens
-    )
-    return _returned(problem, backend)
+    return _run(
+        "log_linear", backend, cu_seqlens, scale, initial_state, output_final_state, inplace,
+        q=q, k=k, v=v, lam=lam, g=g, beta=beta,
+    )  # fmt: skip
 
 
 @eager
@@ -159,10 +155,9 @@ def linear_attention(
         >>> state.length.item()  # the decoding step went on from the prefill
         101
     """
-    problem = _problem(
-        "single", q, k, v, None, g, beta, None, scale, initial_state, output_final_state, inplace, cu_seqlens
+    return _run(
+        "single", backend, cu_seqlens, scale, initial_state, output_final_state, inplace, q=q, k=k, v=v, g=g, beta=beta
     )
-    return _returned(problem, backend)
 
 
 @eager
@@ -201,53 +196,36 @@ def segment(
     return backends.decide(problem, backend).segmentation
 
 
-def _problem(
+def _run(
     memory: MemoryKind,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    lam: Tensor | None,
-    g: Tensor | None,
-    beta: Tensor | None,
-    route: Tensor | None,
+    backend: Backend,
+    cu_seqlens: Tensor | None,
     scale: float | None,
     state: State | None,
     wants_state: bool,
     inplace: bool,
-    cu_seqlens: Tensor | None,
-    **dynamic: Any,
-) -> Problem:
-    """What all three operators check and put together alike."""
+    given: Segmentation | None = None,
+    **fields: Any,
+) -> tuple[Tensor, Any]:
+    """What all operators check, put together and return alike."""
+    q, k, v, route = (fields.get(name) for name in ("q", "k", "v", "route"))
     check_tensor("q", q)
-    check_operands(q, k, v, lam, g, beta, route, cu_seqlens)
+    check_operands(**{name: fields.get(name) for name in OPERANDS}, cu_seqlens=cu_seqlens)  # type: ignore[arg-type]
+    assert q is not None and k is not None and v is not None
     check_scale(scale)
     check_inplace(inplace, state)
     layout = Layout.of(k.shape[0], k.shape[1], cu_seqlens)
     check_state(state, KINDS[memory], k, v, layout.sequences)
     if route is not None and route.dim() == 1:
-        route = route.expand(v.shape[:3])
-    return Problem(
-        memory=memory,
-        layout=layout,
-        q=q,
-        k=k,
-        v=v,
-        lam=lam,
-        g=g,
-        beta=beta,
-        route=route,
-        scale=q.shape[-1] ** -0.5 if scale is None else float(scale),
-        state=state,
-        wants_state=wants_state or inplace,
-        inplace=inplace,
-        **dynamic,
-    )
-
-
-def _returned(problem: Problem, backend: Backend) -> tuple[Tensor, Any]:
+        fields["route"] = route.expand(v.shape[:3])
+    scale = q.shape[-1] ** -0.5 if scale is None else float(scale)
+    problem = Problem(memory=memory, layout=layout, scale=scale, state=state, wants_state=wants_state or inplace,
+                      inplace=inplace, given=given, **fields)  # fmt: skip
+    if isinstance(state, DynamicState):
+        check_dynamic_state(state, problem.rules.capacity, routed=problem.routed)
+    if given is not None:
+        check_segmentation(given, problem)
     o, final = backends.run(problem, backend)
     if not problem.wants_state or final is None:
         return o, None
-    if problem.inplace and final is not problem.state:
-        return o, problem.state.assign(final)
-    return o, final
+    return o, state.assign(final) if inplace and state is not None and final is not state else final

@@ -187,24 +187,17 @@ def check_segmentation(made: object, problem: Problem) -> None:
 
 
 def _check_decisions(made: Segmentation, problem: Problem) -> None:
-    layout, capacity, T = problem.layout, problem.rules.capacity, problem.layout.time
-    live, death = made.live_states(), made.death
-    ends, ending = (death >= 0) & (death < ALIVE), torch.zeros_like(live)
-    step = torch.arange(T, device=death.device)[:, None]
-    fits = bool(((death >= 0) == made.boundary).all()) and bool((~ends | ((death > step) & (death < T))).all())
-    if fits and made.initial_death is not None:
-        fits = problem.state is not None and (made.initial_death >= 0).sum(-1).equal(problem.state.size)
-    if fits:
-        b, _, h = ends.nonzero(as_tuple=True)
-        ending.index_put_((b, death[ends].long(), h), ending.new_ones(()), True)
-        if made.initial_death is not None:
-            carried = (made.initial_death >= 0) & (made.initial_death < ALIVE)
-            n, h, _ = carried.nonzero(as_tuple=True)
-            at = made.initial_death[carried].long()
-            ending.index_put_((torch.zeros_like(n) if layout.packed else n, at, h), ending.new_ones(()), True)
-        once = (ending == 0) | ((ending == 1) & made.boundary)
-        fits = bool((once & (live > 0)).all()) and (capacity is None or bool((live <= capacity).all()))
-    if not fits:
+    capacity, death, T = problem.rules.capacity, made.death, problem.layout.time
+    ends, step = (death >= 0) & (death < ALIVE), torch.arange(T, device=death.device)[:, None]
+    fits = ((death >= 0) == made.boundary) & (~ends | ((death > step) & (death < T)))
+    if bool(fits.all()) and made.initial_death is not None:
+        same = problem.state is not None and (made.initial_death >= 0).sum(-1).equal(problem.state.size)
+        fits = fits & same
+    if bool(fits.all()):
+        live, ending = made.live_states(), made.endings()
+        fits = (live > 0) & ((ending == 0) | ((ending == 1) & made.boundary))
+        fits = fits if capacity is None else fits & (live <= capacity)
+    if not bool(fits.all()):
         raise ValueError(
             "segmentation is not one that a memory could make: a sequence's first token must be a boundary, "
             f"merges happen at boundaries between two states alive, at most capacity={capacity} states live"

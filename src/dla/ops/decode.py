@@ -70,4 +70,4 @@ def dynamic(token: Token, state: DynamicState, problem: Problem) -> Tensor:
     states = int(state.size.max()) if state.capacity is None and state.batch else state.capacity or 0
     keys = state.keys if problem.routed else None
     weights = read_weights(token.lam, state.size, problem.slot_order, token.q, keys, token.route, states)
-    return state.read(token.q, weights)
+    return state.held.read(token.q, weights)

@@ -125,21 +125,23 @@ class Segmentation:
         starts += (seen + (self.death[b, first : t + 1, h] > t).nonzero()[:, 0]).tolist()
         return list(zip(starts, [*starts[1:], seen + t + 1 - first], strict=True)) if starts else []
 
+    def endings(self) -> Tensor:
+        """[B, T, H] how many starts each step's merge ended: 0 or 1."""
+        found = torch.zeros(self.death.shape, dtype=torch.int64, device=self.death.device)
+        for death in (self.death, self.initial_death):
+            if death is not None:
+                n, i, j = ((death >= 0) & (death < ALIVE)).nonzero(as_tuple=True)
+                h, row = (j, n) if death is self.death else (i, n * (not self.layout.packed))
+                found.index_put_((row, death[n, i, j].long(), h), found.new_ones(()), accumulate=True)
+        return found
+
     def live_states(self) -> Tensor:
         """[B, T, H] how many states live after each step."""
-        layout, (B, T, H) = self.layout, self.boundary.shape
-        row = torch.arange(B, device=self.death.device).view(-1, 1, 1).expand(B, T, H)
-        head = torch.arange(H, device=self.death.device)
-        ends = (self.death >= 0) & (self.death < ALIVE)
-        change = self.boundary.long()
-        change.index_put_((row[ends], self.death[ends].long(), head.expand(B, T, H)[ends]), change.new_tensor(-1), True)
-        if self.initial_death is None or self.initial_counts is None:
-            return layout.unflat(layout.running(layout.flat(change)))
-        n, h, i = ((self.initial_death >= 0) & (self.initial_death < ALIVE)).nonzero(as_tuple=True)
-        at = self.initial_death[n, h, i].long()
-        change.index_put_((torch.zeros_like(n) if layout.packed else n, at, h), change.new_tensor(-1), True)
-        carried = (self.initial_counts > 0).sum(-1)  # [N, H]
-        return layout.unflat(layout.running(layout.flat(change)) + layout.each_token(carried))
+        layout = self.layout
+        live = layout.running(layout.flat(self.boundary.long() - self.endings()))
+        if self.initial_counts is not None:
+            live = live + layout.each_token((self.initial_counts > 0).sum(-1))
+        return layout.unflat(live)
 
     def tally(self, info: Tensor | None, slots: int) -> tuple[Tensor, Tensor]:
         """Tokens and sums of scores of the states alive at the end: [N, H, slots] int64 and float64, oldest first.
@@ -174,8 +176,7 @@ class Segmentation:
         of = f"{B} x {T} tokens" if self.lengths is None else f"{len(self.lengths)} sequences in {T} tokens"
         if self.boundary.numel() == 0 or self.boundary.device.type == "meta":
             return f"Segmentation({of}, {H} heads)"
-        ends, live = (self.death >= 0) & (self.death < ALIVE), self.live_states()
         return (
             f"Segmentation({of}, {H} heads: {self.boundary.float().mean():.1%} of the tokens opened a state, "
-            f"{int(ends.sum())} states were merged, at most {int(live.max())} live at once)"
+            f"{int(self.endings().sum())} merges, at most {int(self.live_states().max())} states live at once)"
         )

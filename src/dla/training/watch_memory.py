@@ -9,7 +9,6 @@ from dla.bench.streams import describe
 from dla.inspect.observe import observe
 from dla.models.causal_lm import DLAForCausalLM
 from dla.ops import Segmentation
-from dla.ops.segmentation import ALIVE
 
 
 class Tokens(Protocol):
@@ -51,5 +50,5 @@ def _figures(segmentation: Segmentation, dk: int, dv: int) -> dict[str, float]:
         "boundary_rate": described["boundary_rate"],
         "live_states": segmentation.live_states().double().mean().item(),
         "W": described["W"],
-        "merges": ((segmentation.death >= 0) & (segmentation.death < ALIVE)).double().mean().item(),
+        "merges": segmentation.endings().double().mean().item(),
     }

@@ -87,7 +87,7 @@ def carry_in(problem: Problem, lifetimes: Lifetimes, planner: LifetimePlanner, c
             keys = matrices.new_zeros(N, H, planner.rows, dk)
     else:
         carried = problem.state.counts.shape[2]
-        matrices, keys = problem.state.carried(lifetimes.carried_places(carried), planner.rows)
+        matrices, keys = problem.state.held.carried(lifetimes.carried_places(carried), planner.rows)
         matrices, keys = matrices[chunks.rows], None if keys is None else keys[chunks.rows]
     return [matrices] if keys is None else [matrices, keys]
 

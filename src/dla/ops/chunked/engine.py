@@ -58,7 +58,7 @@ class Engine:
         rows = len(self.chunks.counts) * heads
         tables = 0 if x.lam is None else 3 * C * (self.planner.rows + C)
         if x.route is not None:  # products of keys, in float64
-            tables += 6 * (self.planner.rows + C) ** 2
+            tables += 2 * (self.planner.rows + C) ** 2
         floats = rows * (2 * self.planner.rows * dk * (dv + C) + 6 * C * C + 4 * C * (dk + dv) + tables)
         self.group = max(1, min(GROUP_BYTES // max(4 * floats, 1), steps))
         if not self.chunks.filled:  # rows that end inside a group are computed to its end: keep groups short

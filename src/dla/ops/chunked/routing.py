@@ -1,13 +1,12 @@
 """Routed reads inside chunks: how well a query fits the keys of each state, after every step.
 
 A state is a run of items: the rows at the chunk's start (oldest first, each with the sum of its keys), then the chunk's
-tokens. So the sum c of a state's keys is a difference of prefix sums, and so are q . c, from the products of the query
-with the items, and |c|^2, from the products of the items with each other. Those are summed up in float64: what two long
-sums have in common then cancels without taking digits along.
+tokens. Let X be the running sum of the items' keys, counted from the chunk's first token, and below zero before it. A
+state that begins at item b and ends before e then has the keys c = X[e] - X[b], and q . c and |c|^2 follow from
+products with X alone. They are float64: what two sums have in common cancels without taking digits along.
 """
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from dla.ops.chunked.plans import Plan
@@ -21,19 +20,17 @@ def fits(q: Tensor, k: Tensor, sums: Tensor, edges: Tensor) -> Tensor:
 
     q, k [n, Hk, G, C, dk]; sums [n, H, G, live, dk] at the chunks' starts, newest first; edges as the plan has them.
     """
-    H, items = sums.shape[1], sums.shape[3] + k.shape[3]
-    keys = torch.cat([sums.flip(3), spread(k, H // k.shape[1])], 3).double()  # [.., items, dk]
-    queries = spread(direction(q), H // q.shape[1]).double()
-    along = F.pad((queries @ keys.transpose(-1, -2)).cumsum(-1), (1, 0))  # [.., C, items + 1] q . (sum of the first i)
-    among = keys @ keys.transpose(-1, -2)
-    among = F.pad(among.cumsum(-1).cumsum(-2), (1, 0, 1, 0)).flatten(-2)  # [.., (items + 1)^2]
-    begin, end = edges[..., :-1], edges[..., 1:]
-    product = along.gather(-1, end) - along.gather(-1, begin)
-
-    def pick(i: Tensor, j: Tensor) -> Tensor:
-        return among.gather(-1, (i * (items + 1) + j).flatten(-2)).view(i.shape)
-
-    square = pick(end, end) - 2 * pick(begin, end) + pick(begin, begin)
+    group = sums.shape[1] // k.shape[1]
+    after = spread(k.double().cumsum(3), group)
+    before = -sums.double().cumsum(3).flip(3)
+    X = torch.cat([before, torch.zeros_like(after[..., :1, :]), after], 3)  # [n, H, G, live + 1 + C, dk]
+    along = spread(direction(q).double(), group) @ X.transpose(-1, -2)  # [.., C, live + 1 + C]
+    product = along.gather(-1, edges).diff(dim=-1)
+    among = X @ X.transpose(-1, -2)
+    square = among.diagonal(dim1=-2, dim2=-1)[..., None, :].expand(along.shape).gather(-1, edges)
+    pair = edges[..., :-1] * among.shape[-1] + edges[..., 1:]
+    both = among.flatten(-2).gather(-1, pair.flatten(-2)).view(pair.shape)
+    square = square[..., :-1] + square[..., 1:] - 2 * both
     return (product / square.clamp_min(SHORT**2).sqrt()).to(q.dtype)
 
 

@@ -35,7 +35,7 @@ def tokens_after(problem: Problem, made: Segmentation) -> DynamicState:
         if name in store:
             store[name][sequence, :, place] = x.to(store[name].dtype)
     _move(problem, store["keys"], sequence, place, H)
-    return DynamicState.of_tokens(**{"raw_keys": None, **store}, length=length)  # type: ignore[arg-type]
+    return DynamicState.from_tensors({**store, "length": length}, {"capacity": None})
 
 
 def _move(problem: Problem, keys: Tensor, sequence: Tensor, place: Tensor, H: int) -> None:

@@ -83,7 +83,7 @@ def _carried(problem: Problem) -> dict[str, Tensor]:
     if state is None:
         return {}
     found = {
-        "current": state.current(),
+        "current": state.held.current(),
         "size0": state.size,
         "count0": state.counts,
         "info0": state.info,

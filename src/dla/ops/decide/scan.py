@@ -71,7 +71,7 @@ def _masked(x: Tensor, active: Tensor) -> Tensor:
 
 
 def _look(seen: Seen, state: DynamicState, token: Token, now: Tensor, active: Tensor) -> None:
-    S = state.current()
+    S = state.held.current()
     seen.state_k[now] = (unit(token.k, safe_norm(token.k))[:, :, None] @ S)[:, :, 0][active]
     seen.state_v[now] = (S @ unit(token.v, safe_norm(token.v))[..., None])[..., 0][active]
     seen.norm[now] = safe_norm(S, dims=2)[active]

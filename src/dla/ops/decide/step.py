@@ -66,17 +66,17 @@ def advance(
         score, boundary = given.score, given.boundary
     lives = torch.ones_like(boundary) if active is None else active[:, None].expand_as(boundary)
     boundary = boundary & lives
-    state.move(token.k, token.g, token.beta)
+    state.held.move(token.k, token.g, token.beta)
     merged = choose_pair(state, boundary, rules) if given is None else given.merged
     if bool((merged >= 0).any()):
-        state.merge(merged)
-    state.write(token.k, token.written, score, boundary, lives)
+        state.held.merge(merged)
+    state.held.write(token.k, token.written, score, boundary, lives)
     return Decision(score, boundary, merged)
 
 
 def decide(state: DynamicState, token: Token, rules: Rules) -> tuple[Tensor, Tensor]:
     """Score and boundary of every head [N, H]."""
-    current, empty = state.current(), state.size == 0
+    current, empty = state.held.current(), state.size == 0
     norm_k, norm_v = safe_norm(token.k), safe_norm(token.v)
     product = ((unit(token.k, norm_k)[..., None, :] @ current)[..., 0, :] * unit(token.v, norm_v)).sum(-1)
     score = information(product, norm_k, norm_v, token.beta, safe_norm(current, dims=2), rules.score)

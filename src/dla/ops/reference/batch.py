@@ -1,16 +1,17 @@
 """The three stages of the reference over batches, heads and packed sequences: loops around one head, nothing more."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from dla.ops.decide.decided import Decided
+from dla.ops.decide.step import Decision, Token, advance
 from dla.ops.problem import OPERANDS, Problem
 from dla.ops.reference.baselines import linear_head, log_linear_head
-from dla.ops.reference.core import Slot, at, remember, transition
+from dla.ops.reference.core import Slot, remember
 from dla.ops.reference.extended import attend_head
 from dla.ops.segmentation import Segmentation
 from dla.ops.state import DynamicState, LinearState, LogLinearState, State
@@ -150,23 +151,22 @@ def matrices_after(problem: Problem, memories: list[tuple[Head, list[Slot]]], ca
 
 @torch.no_grad()
 def tokens_after(problem: Problem, made: Segmentation) -> DynamicState:
-    """Every token seen, its key after all later transitions."""
-    length = problem.length()
-    longest = max(length.tolist(), default=0)
-    state = DynamicState.empty(*problem.shape, None, problem.routed, problem.dtype, problem.device, tokens=longest)
-    new, layout = state.past_tokens(), problem.layout
-    decided = {"boundary": layout.flat(made.boundary), "info": layout.flat(made.score)}
-    for head in heads_of(problem):
-        where, k, v, g, beta = (head.n, head.h), head.k, head.v, head.g, head.beta
-        old = int(length[head.n]) - len(k)
-        if problem.state is not None:
-            for name, x in problem.state.past_tokens().items():
-                new[name][where][:old] = x[where][:old]
-        keys = new["keys"][where]
-        for t in range(len(k)):
-            keys[: old + t] = transition(keys[: old + t].T, k[t], at(g, t), at(beta, t)).T
-            keys[old + t] = k[t] if beta is None else beta[t] * k[t]
-        for name, x in {"values": v, "raw_keys": k, **{n: y[head.part, head.h] for n, y in decided.items()}}.items():
-            if name in new:
-                new[name][where][old : old + len(k)] = x.to(new[name].dtype)
-    return DynamicState.of_tokens(**{"raw_keys": None, **new}, length=length)  # type: ignore[arg-type]
+    """Every token seen, its key after all later transitions: one sequence at a time, token by token."""
+    states, layout = [], problem.layout
+    for n, start in enumerate(layout.offsets):
+        state = DynamicState.empty(1, *problem.shape[1:], None, problem.routed, problem.dtype, problem.device)
+        state = state if problem.state is None else problem.state.select([n])
+        for t in range(start, start + layout.lengths[n]):
+            one: dict[str, Any] = {
+                name: None if x is None else layout.flat(x)[None, t : t + 1]
+                for name, x in zip(OPERANDS, problem.operands(), strict=True)
+            }
+            token = Token.of(replace(problem, **one))
+            score, opens = (layout.flat(x)[None, t] for x in (made.score, made.boundary))
+            advance(state, token, problem.rules, Decision(score, opens, torch.full_like(opens, -1, dtype=torch.int64)))
+        states.append(state)
+    return (
+        DynamicState.cat(states)
+        if states
+        else DynamicState.empty(*problem.shape, None, problem.routed, problem.dtype, problem.device)
+    )

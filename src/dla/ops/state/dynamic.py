@@ -1,7 +1,15 @@
-"""The dynamic memory's state: what everybody may ask of it and do with it.
+"""The dynamic memory's state, as a value.
 
 How its states are held is the business of ``rows.py`` (a matrix each, with a capacity) and ``tokens.py`` (as their
-tokens, without one).
+tokens, without one). Both know the same operations, which the stages use as ``state.held``:
+
+    current()                    the newest state [N, H, dk, dv], zero where there is none
+    move(k, g, beta)             the transition of every state, in place: k [N, H, dk], g, beta [N, H]
+    merge(pair)                  add state pair + 1 to state pair [N, H], in place, where that is not -1
+    write(k, v, score, opens,    take a token k [N, H, dk], v [N, H, dv] into a new state or the current one, in place,
+          lives)                 in the heads [N, H] whose sequence lives
+    read(q, weights)             the sum over states of weights [N, H, K], oldest first, times q^T S: [N, H, dv]
+    carried(place, rows)         matrices and key sums [N, H, rows, ...], state i in row place[n, h, i]
 """
 
 from typing import Any, Self
@@ -51,13 +59,6 @@ class DynamicState(State):
         matrices, count, info = (widen(x, capacity) for x in (matrices, count, info))
         key_sums = None if key_sums is None else widen(key_sums, capacity)
         return cls(Rows(matrices, order, (count > 0).sum(-1), count, info, key_sums, length), capacity)
-
-    @classmethod
-    def of_tokens(
-        cls, keys: Tensor, values: Tensor, boundary: Tensor, info: Tensor, raw_keys: Tensor | None, length: Tensor
-    ) -> Self:
-        """Without a capacity, of all tokens [N, H, L, ...]: keys after every transition, and as they were if routed."""
-        return cls(Tokens.of(keys, values, boundary, info, raw_keys, length), None)
 
     @classmethod
     def from_tensors(cls, tensors: dict[str, Tensor], settings: dict[str, Any]) -> Self:
@@ -118,39 +119,11 @@ class DynamicState(State):
         """Sum of the keys of each state's tokens [N, H, K, dk], oldest first, zero-padded; None unless routed."""
         return self.held.keys_of_states()
 
-    def current(self) -> Tensor:
-        """The newest state [N, H, dk, dv]; zero where there is none."""
-        return self.held.current()
-
-    # --- one step, in place
-
-    def move(self, k: Tensor, g: Tensor | None, beta: Tensor | None) -> None:
-        """The transition of every state: k [N, H, dk], g, beta [N, H]."""
-        self.held.move(k, g, beta)
-
-    def merge(self, pair: Tensor) -> None:
-        """Merge the states ``pair`` and ``pair + 1`` of every head where it is not -1: [N, H]."""
-        self.held.merge(pair)
-
-    def write(self, k: Tensor, v: Tensor, score: Tensor, opens: Tensor, lives: Tensor) -> None:
-        """Take the token k [N, H, dk], v [N, H, dv] into a new state or the current one; not where it is not alive."""
-        self.held.write(k, v, score, opens, lives)
-
-    def read(self, q: Tensor, weights: Tensor) -> Tensor:
-        """The sum over states of weights [N, H, K] (oldest first) times q^T S: [N, H, dv]."""
-        return self.held.read(q, weights)
-
-    # --- in and out of a prefill
-
-    def carried(self, place: Tensor, rows: int) -> tuple[Tensor, Tensor | None]:
-        """Matrices [N, H, rows, dk, dv] and key sums [N, H, rows, dk]; state i goes to row place[n, h, i]."""
-        return self.held.carried(place, rows)
-
     def current_only(self, capacity: int) -> "DynamicState":
         """A state of this capacity with the current state alone: all that scores look at."""
         fresh = DynamicState.empty(*self.shape, capacity, False, self.dtype, self.device)
         assert isinstance(fresh.held, Rows)
-        fresh.held.matrices[:, :, 0] = self.current()
+        fresh.held.matrices[:, :, 0] = self.held.current()
         fresh.held.size[:] = self.size.clamp_max(1)
         fresh.held.count[:, :, 0] = fresh.held.size
         fresh.held.length[:] = self.length

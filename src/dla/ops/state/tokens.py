@@ -40,24 +40,16 @@ class Tokens:
         return cls(zeros(N, H, L, dk), zeros(N, H, L, dv), boundary, info, raw, zeros(N, H, dk, dv), length)
 
     @classmethod
-    def of(
-        cls, keys: Tensor, values: Tensor, boundary: Tensor, info: Tensor, raw_keys: Tensor | None, length: Tensor
-    ) -> Self:
-        """From all tokens."""
-        label = boundary.cumsum(-1)
-        inside = torch.arange(label.shape[2], device=keys.device) < length[:, None, None]
-        last = inside & (label == boundary.sum(-1, keepdim=True))
-        newest = (keys * last[..., None]).transpose(-1, -2) @ values
-        return cls(keys, values, boundary, info, raw_keys, newest, length)
-
-    @classmethod
     def from_tensors(cls, tensors: dict[str, Tensor]) -> Self:
+        """From all tokens: keys after every transition and, if routed, as they were."""
         names, optional = {*cls.growing, "length"}, {"raw_keys", "newest"}
         if names - set(tensors) - optional or set(tensors) - names - optional:
             raise ValueError(f"a DynamicState without a capacity has {', '.join(sorted(names))}, got {sorted(tensors)}")
-        if "newest" in tensors:
-            return cls(**{"raw_keys": None, **tensors})  # type: ignore[arg-type]
-        return cls.of(**{"raw_keys": None, **tensors})  # type: ignore[arg-type]
+        if "newest" not in tensors:
+            keys, label = tensors["keys"], tensors["boundary"].cumsum(-1)
+            last = keys * (label == tensors["boundary"].sum(-1, keepdim=True))[..., None]  # free places are zero
+            tensors = {**tensors, "newest": last.transpose(-1, -2) @ tensors["values"]}
+        return cls(**{"raw_keys": None, **tensors})  # type: ignore[arg-type]
 
     @property
     def shape(self) -> tuple[int, int, int, int]:

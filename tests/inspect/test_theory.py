@@ -3,7 +3,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dla.ops.theory import block_heterogeneity, deviation_bound, fenwick_blocks, fixed_blocks
+from dla.inspect.theory import block_heterogeneity, deviation_bound, fenwick_blocks, fixed_blocks
 
 lengths = st.lists(st.integers(1, 9), min_size=1, max_size=8)
 
