@@ -38,6 +38,7 @@ def test_info_generate_and_convert_are_commands(tmp_path, capsys):
     assert "none" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_benches_of_models(tmp_path, capsys):
     out = tmp_path / "figures.json"
     arguments = ["--preset", "mamba2-tiny", "--prompt", "8", "--new-tokens", "2", "--out", str(out)]

@@ -30,7 +30,7 @@ def build_parser() -> argparse.ArgumentParser:
     _eval_options(commands.add_parser("eval", help="a model on the paper's datasets; tables and comparisons"))
     _reproduce_options(commands.add_parser("reproduce", help="the paper's tables, from the training on"))
     _inspect_options(commands.add_parser("inspect", help="what a memory did"))
-    _info_options(commands.add_parser("info", help="what a model costs: parameters, memory and FLOPs"))
+    _info_options(commands.add_parser("info", help="what a model costs, or which implementations can run here"))
     _generate_options(commands.add_parser("generate", help="text from a model, as it comes"))
     _convert_options(commands.add_parser("convert", help="checkpoints of others to ours and back, or with more memory"))
     _bench_options(commands.add_parser("bench", help="time operators and models"))
@@ -389,7 +389,9 @@ def _bench_operators(args: argparse.Namespace) -> int:
 
 
 def _info_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("model", metavar="PRESET_OR_FOLDER", help="a preset's name or the folder of a saved model")
+    parser.add_argument(
+        "model", nargs="?", metavar="PRESET_OR_FOLDER", help="a preset or a saved model; none: what can run here"
+    )
     parser.add_argument(
         "--context", type=int, default=16384, metavar="T", help="tokens to give memory and FLOPs for (%(default)s)"
     )
@@ -404,6 +406,11 @@ def _info_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _info(args: argparse.Namespace) -> int:
+    if args.model is None:
+        from dla.ops.backends import show
+
+        print(show(as_json=args.json))
+        return 0
     from dla.models.info import run
 
     return run(args.model, context=args.context, memories=args.memory, as_json=args.json)

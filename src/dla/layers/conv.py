@@ -5,7 +5,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dla.layers.packing import Packing
-from dla.ops.layout import compute_dtype
+from dla.ops.problem import compute_dtype
 
 
 class ShortConv(nn.Conv1d):

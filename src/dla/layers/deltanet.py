@@ -5,7 +5,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from dla.layers.projected import ProjectedMixer
-from dla.ops.layout import compute_dtype
+from dla.ops.problem import compute_dtype
 
 
 class DeltaNet(ProjectedMixer):

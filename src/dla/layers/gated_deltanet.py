@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from dla.layers.deltanet import DeltaNet
 from dla.layers.mixer import reset_decay, reset_time_step
-from dla.ops.layout import compute_dtype
+from dla.ops.problem import compute_dtype
 
 
 class GatedDeltaNet(DeltaNet):

@@ -10,7 +10,7 @@ from dla.layers.memory import Memory, Operands
 from dla.layers.mixer import LayerPast, LinearMixer, reset_decay, reset_time_step
 from dla.layers.norms import GatedRMSNorm
 from dla.layers.packing import Packing
-from dla.ops.layout import compute_dtype
+from dla.ops.problem import compute_dtype
 
 
 class Mamba2(LinearMixer):

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from dla.layers.packing import Packing
 from dla.ops import Segmentation, dynamic_linear_attention, linear_attention, log_linear_attention, segment
-from dla.ops.layout import compute_dtype
+from dla.ops.problem import compute_dtype
 from dla.ops.rules import SlotOrder
 from dla.ops.state import State
 

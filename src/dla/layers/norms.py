@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dla.ops.layout import compute_dtype
+from dla.ops.problem import compute_dtype
 
 
 class RMSNorm(nn.Module):

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, get_args
 from transformers import PreTrainedConfig
 
 from dla.names import check_choice
-from dla.ops.checks import check_temperature
+from dla.ops.checks import check_rules, check_temperature
 from dla.ops.rules import MERGES, SCORES, SLOT_ORDERS, Rules
 
 SHARPNESSES = ("head", "token")
@@ -242,7 +242,7 @@ class DLAConfig(PreTrainedConfig):
             if getattr(self, name) is not None:
                 _check_count(name, getattr(self, name))
         if self.dynamic:
-            Rules(self.tau, self.capacity, self.merge, self.score, self.block)  # type: ignore[arg-type]
+            check_rules(Rules(self.tau, self.capacity, self.merge, self.score, self.block))  # type: ignore[arg-type]
         elif self.routed:
             raise ValueError('routed=True needs memory="dynamic" in some layer')
         check_choice("sharpness", self.sharpness, SHARPNESSES)

@@ -16,7 +16,7 @@ from dla.layers.packing import Packing, find_packing
 from dla.models.build import make_mixer
 from dla.models.cache import DLACache, LayerCache, check_cache
 from dla.models.config import DLAConfig
-from dla.ops.checks import check_temperature
+from dla.ops.checks import check_rules, check_temperature
 from dla.ops.rules import Rules
 
 logger = logging.get_logger(__name__)
@@ -85,7 +85,7 @@ class DLAPreTrainedModel(PreTrainedModel):
             raise ValueError("capacity cannot be set on a model with capacity=None, whose states are never merged")
         tau = config.tau if tau is None else tau
         capacity = config.capacity if capacity is None else capacity
-        Rules(tau, capacity)  # refuses what cannot be
+        check_rules(Rules(tau, capacity))
         config.slots, config.tau, config.capacity = config.slot_width, tau, capacity
         for memory in memories:
             memory.rules.update(tau=tau, capacity=capacity)

@@ -11,6 +11,7 @@ from dla.ops.checks import (
     check_dynamic_state,
     check_inplace,
     check_operands,
+    check_rules,
     check_scale,
     check_segmentation,
     check_state,
@@ -18,8 +19,7 @@ from dla.ops.checks import (
     check_tensor,
 )
 from dla.ops.eager import eager
-from dla.ops.layout import Layout
-from dla.ops.problem import OPERANDS, MemoryKind, Problem
+from dla.ops.problem import OPERANDS, Layout, MemoryKind, Problem
 from dla.ops.rules import SLOT_ORDERS, Merge, Rules, Score, SlotOrder
 from dla.ops.segmentation import Segmentation
 from dla.ops.state import DynamicState, LinearState, LogLinearState, State
@@ -84,6 +84,7 @@ def dynamic_linear_attention(
         (torch.Size([1, 100, 2, 16]), 200)
     """
     rules = Rules(tau, capacity, merge, score, block)
+    check_rules(rules)
     check_choice("slot_order", slot_order, SLOT_ORDERS)
     check_tensor("lam", lam)
     check_temperature(temperature, initial_state is not None or output_final_state or inplace)
@@ -188,6 +189,7 @@ def segment(
         [(0, 3), (3, 5), (5, 8)]
     """
     rules = Rules(tau, capacity, merge, score, block)
+    check_rules(rules)
     check_operands(None, k, v, g=g, beta=beta, cu_seqlens=cu_seqlens)
     layout = Layout.of(k.shape[0], k.shape[1], cu_seqlens)
     check_state(initial_state, DynamicState, k, v, layout.sequences)

@@ -4,6 +4,7 @@
 fastest that can; only the reference decides for itself. ``segment``, which does nothing else, asks the named one first.
 """
 
+import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -23,6 +24,7 @@ from dla.ops.decide.decided import Decided
 from dla.ops.problem import Problem
 from dla.ops.reference import batch as reference
 from dla.ops.state import State
+from dla.report import table
 
 Backend = Literal["auto", "reference", "chunked", "cpu", "triton"]
 Stage = Literal["decide", "attend", "decode"]
@@ -97,6 +99,11 @@ def backends() -> list[dict[str, str]]:
         for stage, rows in TABLE.items()
         for row in rows
     ]
+
+
+def show(as_json: bool = False) -> str:
+    """``backends()`` as text."""
+    return json.dumps(backends(), indent=2) if as_json else table(backends())
 
 
 def run(problem: Problem, backend: Backend) -> tuple[Tensor, State | None]:

@@ -7,8 +7,9 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from dla.ops.layout import compute_dtype
-from dla.ops.problem import Problem
+from dla.names import check_choice
+from dla.ops.problem import Problem, compute_dtype
+from dla.ops.rules import MERGES, SCORES, Rules
 from dla.ops.segmentation import ALIVE, Segmentation
 from dla.ops.state import DynamicState, State
 
@@ -107,6 +108,18 @@ def check_cu_seqlens(cu_seqlens: Tensor | None, batch: int, time: int) -> None:
     if ends[0] != 0 or ends[-1] != time or any(a > b for a, b in pairwise(ends)):
         shown = ends if len(ends) <= 8 else f"{ends[:4]} … {ends[-4:]}"
         raise ValueError(f"cu_seqlens must start at 0, never decrease and end at {time} (the time of k), got {shown}")
+
+
+def check_rules(rules: Rules) -> None:
+    """Numbers and names that a dynamic memory can decide by."""
+    if not isinstance(rules.tau, int | float) or not (math.isfinite(rules.tau) and rules.tau >= 0):
+        raise ValueError(f"tau must be a finite number >= 0, got {rules.tau!r}")
+    if rules.capacity is not None and (type(rules.capacity) is not int or rules.capacity < 2):
+        raise ValueError(f"capacity must be an integer >= 2 or None (never merge), got {rules.capacity!r}")
+    check_choice("merge", rules.merge, MERGES)
+    check_choice("score", rules.score, SCORES)
+    if rules.block is not None and (type(rules.block) is not int or rules.block < 1):
+        raise ValueError(f"block must be an integer >= 1 or None (boundaries by score), got {rules.block!r}")
 
 
 def check_scale(scale: float | None) -> None:

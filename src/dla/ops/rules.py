@@ -4,8 +4,6 @@ import math
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from dla.names import check_choice
-
 Merge = Literal["density", "similarity", "ward"]
 Score = Literal["token", "state"]
 SlotOrder = Literal["chronological", "recency"]
@@ -29,17 +27,3 @@ class Rules:
     merge: Merge = "density"
     score: Score = "token"
     block: int | None = None
-
-    def __post_init__(self) -> None:
-        if not isinstance(self.tau, int | float) or not (math.isfinite(self.tau) and self.tau >= 0):
-            raise ValueError(f"tau must be a finite number >= 0, got {self.tau!r}")
-        if self.capacity is not None and (not _is_int(self.capacity) or self.capacity < 2):
-            raise ValueError(f"capacity must be an integer >= 2 or None (never merge), got {self.capacity!r}")
-        check_choice("merge", self.merge, MERGES)
-        check_choice("score", self.score, SCORES)
-        if self.block is not None and (not _is_int(self.block) or self.block < 1):
-            raise ValueError(f"block must be an integer >= 1 or None (boundaries by score), got {self.block!r}")
-
-
-def _is_int(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)

@@ -13,7 +13,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from dla.ops.layout import Layout
+from dla.ops.problem import Layout
 
 ALIVE = 2**31 - 1  # the death of a start that has not ended
 

@@ -6,8 +6,8 @@ from torch import Tensor
 from dla.ops.chunked.chunks import Chunks, chunk_length
 from dla.ops.chunked.engine import ChunkedAttention, Engine, Inputs
 from dla.ops.chunked.gate import soft_gate
-from dla.ops.chunked.lifetimes import Lifetimes
-from dla.ops.chunked.plans import LevelPlanner, LifetimePlanner, SinglePlanner
+from dla.ops.chunked.lifetimes import LifetimePlanner, Lifetimes
+from dla.ops.chunked.plans import LevelPlanner, SinglePlanner
 from dla.ops.chunked.tokens import tokens_after
 from dla.ops.decide.decided import Decided
 from dla.ops.problem import Problem
@@ -59,7 +59,7 @@ def log_linear(problem: Problem) -> tuple[Tensor, State | None]:
 def dynamic(problem: Problem, decided: Decided) -> tuple[Tensor, State | None]:
     assert problem.lam is not None
     (_, _, dk, dv), capacity = problem.shape, problem.rules.capacity
-    lifetimes = Lifetimes.of(decided.segmentation)
+    lifetimes = Lifetimes.of(decided.segmentation, problem.layout)
     if capacity is None and not problem.routed:
         lifetimes = lifetimes.sharing(problem.lam.shape[-1], problem.slot_order == "recency")
     states = capacity or problem.lam.shape[-1]

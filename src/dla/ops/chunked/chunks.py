@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from dla.ops.layout import Layout
+from dla.ops.problem import Layout
 
 
 class Chunks:

@@ -73,7 +73,8 @@ def decide(problem: Problem) -> Decided:
         initial = carried.get("initial_death")
         score, boundary, death = (layout.unflat(x) for x in (score, boundary, death))
         lengths = layout.lengths if layout.packed else None
-        given = Segmentation(score, boundary, death, lengths, carried.get("count0"), initial).to(problem.device)
+        given = Segmentation(score, boundary, death, lengths, carried.get("count0"), initial)
+        given = given if problem.device.type == "cpu" else given.to(problem.device)
     return Decided(given, None if seen is None else seen.to(problem.device))
 
 

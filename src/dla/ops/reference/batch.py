@@ -62,9 +62,9 @@ def decide(problem: Problem) -> Decided:
     if problem.given is not None:
         return Decided(problem.given)
     score, boundary, merged = [], [], []
+    memories = memories_of(problem)
     for head in heads_of(problem):
-        memory = memory_of(problem.state, head)
-        steps = list(remember(head.k, head.v, head.g, head.beta, memory, problem.rules))
+        steps = list(remember(head.k, head.v, head.g, head.beta, memories[head.n, head.h], problem.rules))
         score.append(torch.tensor([step.score.item() for step in steps], dtype=problem.dtype))
         boundary.append(torch.tensor([step.boundary for step in steps], dtype=torch.bool))
         merged.append(torch.tensor([step.merged for step in steps], dtype=torch.int64))
@@ -112,38 +112,40 @@ def log_linear(problem: Problem, _: Decided | None) -> tuple[Tensor, State | Non
 def dynamic(problem: Problem, decided: Decided | None) -> tuple[Tensor, State | None]:
     assert decided is not None
     made = decided.segmentation
-    layout, capacity, outputs, memories = problem.layout, problem.rules.capacity, [], []
+    layout, capacity, outputs, memories = problem.layout, problem.rules.capacity, [], memories_of(problem)
     flat = [layout.flat(x) for x in (made.score, made.boundary, made.merged)]
     for head in heads_of(problem):
         given = list(zip(*(x[head.part, head.h].tolist() for x in flat), strict=True))
-        memory = memory_of(problem.state, head)
         x = (head.q, head.k, head.v, head.lam, head.g, head.beta, head.route)
-        outputs.append(attend_head(*x, problem, memory, given))
-        memories.append((head, memory))
+        outputs.append(attend_head(*x, problem, memories[head.n, head.h], given))
     o = join(outputs, problem, problem.v)
     if not problem.wants_state:
         return o, None
     return o, tokens_after(problem, made) if capacity is None else matrices_after(problem, memories, capacity)
 
 
-def memory_of(state: DynamicState | None, head: Head) -> list[Slot]:
-    """The carried states of one head."""
-    if state is None:
-        return []
-    one = state.select([head.n])
-    S, count, info = one.dense()[0, head.h], one.counts[0, head.h].tolist(), one.info[0, head.h].tolist()
-    keys = S[:, :, 0] if one.keys is None else one.keys[0, head.h]  # [K, dk], of no use unless routed
-    return [Slot(S[i], count[i], info[i], keys[i]) for i in range(int(one.size[0, head.h]))]
+def memories_of(problem: Problem) -> dict[tuple[int, int], list[Slot]]:
+    """The carried states of every sequence and head."""
+    N, H, _, _ = problem.shape
+    if (state := problem.state) is None:
+        return {(n, h): [] for n in range(N) for h in range(H)}
+    S, count, info, size = state.dense(), state.counts.tolist(), state.info.tolist(), state.size.tolist()
+    keys = S[..., 0] if state.keys is None else state.keys  # [N, H, K, dk], of no use unless routed
+    return {
+        (n, h): [Slot(S[n, h, i], count[n][h][i], info[n][h][i], keys[n, h, i]) for i in range(size[n][h])]
+        for n in range(N)
+        for h in range(H)
+    }
 
 
-def matrices_after(problem: Problem, memories: list[tuple[Head, list[Slot]]], capacity: int) -> DynamicState:
+def matrices_after(problem: Problem, memories: dict[tuple[int, int], list[Slot]], capacity: int) -> DynamicState:
     N, H, dk, dv = problem.shape
     matrices = torch.zeros(N, H, capacity, dk, dv, dtype=problem.dtype, device=problem.device)
     count = torch.zeros(N, H, capacity, dtype=torch.int64, device=problem.device)
     info, keys = count.double(), torch.zeros_like(matrices[..., 0])
-    for head, memory in memories:
+    for head, memory in memories.items():
         for i, slot in enumerate(memory):
-            where = (head.n, head.h, i)
+            where = (*head, i)
             matrices[where], keys[where] = slot.S.detach(), slot.keys.detach()
             count[where], info[where] = slot.count, slot.info
     return DynamicState.of_matrices(matrices, count, info, keys if problem.routed else None, problem.length(), capacity)

@@ -88,10 +88,6 @@ class State:
     def clone(self) -> Self:
         return self._map(torch.clone)
 
-    def detach(self) -> Self:
-        """The same tensors without their history."""
-        return self._map(torch.Tensor.detach)
-
     def to(self, device: torch.device | str) -> Self:
         """The state on another device; dtypes are part of the state and stay."""
         return self._map(lambda x: x.to(device))
