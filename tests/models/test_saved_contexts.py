@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors import safe_open
+from safetensors.torch import save_file
 
 from dla.models import DLACache, DLAConfig, DLAForCausalLM
 
@@ -32,3 +33,37 @@ def test_a_saved_context_goes_on(name, tmp_path):
 
 def test_they_are_all_there():
     assert NAMES == ["dynamic", "log_linear", "routed", "unbounded"]
+
+
+WRONG = {
+    "0.state.size": (lambda x: torch.full_like(x, 9), "size must be"),
+    "0.state.order": (torch.zeros_like, "order must be"),
+    "1.state.count": (lambda x: -x, "count must be"),
+    "1.state.length": (lambda x: x + 1, "count must be"),
+    "2.state.length": (lambda x: x + 1000, "length must be"),
+    "2.state.keys": (lambda x: x[0], "keys must be"),
+    "0.tail": (lambda x: x.long(), "0.tail must be"),
+    "1.tail": (lambda x: torch.cat([x, x]), "all layers must hold as many"),
+}
+
+
+@pytest.mark.parametrize("field", WRONG)
+def test_a_wrong_field_is_named(field, tmp_path):
+    with safe_open(SAVED / "dynamic.safetensors", framework="pt") as file:
+        tensors, metadata = {key: file.get_tensor(key) for key in file.keys()}, file.metadata()  # noqa: SIM118
+    change, message = WRONG[field]
+    path = tmp_path / "wrong.safetensors"
+    save_file({**tensors, field: change(tensors[field]).contiguous()}, path, metadata=metadata)
+    with pytest.raises(ValueError, match=r"wrong\.safetensors \(" + message):
+        DLACache.load(path)
+
+
+@pytest.mark.parametrize(
+    ("entry", "value"), [("seen", "-1"), ("seen", "x"), ("layers", "5"), ("layers", "[5]"), ("layers", "[" * 100_000)]
+)
+def test_a_wrong_label_is_refused(entry, value, tmp_path):
+    with safe_open(SAVED / "dynamic.safetensors", framework="pt") as file:
+        tensors, metadata = {key: file.get_tensor(key) for key in file.keys()}, file.metadata()  # noqa: SIM118
+    save_file(tensors, tmp_path / "wrong.safetensors", metadata={**metadata, entry: value})
+    with pytest.raises(ValueError, match=r"wrong\.safetensors"):
+        DLACache.load(tmp_path / "wrong.safetensors")

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from dla.layers.mixer import LayerPast
 from dla.layers.packing import Packing
 from dla.ops.state import State
+from dla.ops.state.base import FLOATS, expect, expect_all, expect_length
 
 
 class KVState(State):
@@ -37,6 +38,15 @@ class KVState(State):
     def start(self) -> Tensor:
         """[N] the position of the first key held."""
         return torch.zeros_like(self.length) if self.window is None else (self.length - self.window).clamp_min(0)
+
+    def check(self) -> None:
+        expect("keys", self.keys, (-1, -1, -1, -1), *FLOATS, torch.bfloat16, torch.float16)
+        N, H, L, _ = self.keys.shape
+        expect("values", self.values, (N, H, L, -1), self.keys.dtype)
+        expect_length(self.length, N)
+        if self.window is not None and (type(self.window) is not int or self.window < 1):
+            raise ValueError(f"window must be an integer >= 1 or None, got {self.window!r}")
+        expect_all("length", self.length - self.start <= L, f"at most {L} tokens, or the window's, as keys has places")
 
     def append(self, k: Tensor, v: Tensor, packing: Packing) -> tuple[Tensor, Tensor]:
         """Keys and values [N, H, L, d] from ``start`` on, with new ones [B, T, H, d] (or packed) behind the old."""

@@ -13,6 +13,7 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 from dla.layers.attention import KVState
 from dla.models.config import DLAConfig
 from dla.ops.state import DynamicState, LinearState, LogLinearState, State
+from dla.ops.state.base import FLOATS, expect
 
 STATES = {"single": LinearState, "log_linear": LogLinearState, "dynamic": DynamicState, None: KVState}
 FORMAT = "dla-context-1"
@@ -167,19 +168,26 @@ class DLACache(Cache):
             if metadata.get("format") != FORMAT:
                 raise ValueError(f"the format is {metadata.get('format')!r}, not {FORMAT!r}")
             return cls._restore(metadata, tensors)
-        except (SafetensorError, ValueError, KeyError, TypeError) as error:
+        except (SafetensorError, ValueError, KeyError, TypeError, RecursionError) as error:
             raise ValueError(f"path is not a saved context, or it is damaged: {path} ({error})") from error
 
     @classmethod
     def _restore(cls, metadata: dict[str, str], tensors: dict[str, Tensor]) -> "DLACache":
-        labels = json.loads(metadata["layers"])
+        labels, seen = json.loads(metadata["layers"]), int(metadata["seen"])
+        if seen < 0:
+            raise ValueError(f"seen must be a number of tokens, got {seen}")
         cache = cls(len(labels))
         for i, (layer, label) in enumerate(zip(cache.layers, labels, strict=True)):
             own = {name.removeprefix(f"{i}."): x for name, x in tensors.items() if name.startswith(f"{i}.")}
             layer.tail = own.pop("tail", None)
+            if layer.tail is not None:
+                expect(f"{i}.tail", layer.tail, (-1, -1, -1), *FLOATS, torch.bfloat16, torch.float16)
             if label is not None:
                 layer.state = State.restore(label, {name.removeprefix("state."): x for name, x in own.items()})
-        cache.advance(int(metadata["seen"]))
+        batches = {x.shape[0] for layer in cache.layers for x in layer.tensors().values()}
+        if len(batches) > 1:
+            raise ValueError(f"all layers must hold as many sequences, got {sorted(batches)}")
+        cache.advance(seen)
         return cache
 
     def __repr__(self) -> str:

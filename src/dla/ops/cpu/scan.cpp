@@ -19,7 +19,7 @@ enum class Merge : int64_t { density, similarity, ward };  // in the order of ME
 enum class Score : int64_t { token, state };               // in the order of SCORES
 
 struct ScanArgs {
-    int64_t sequences, heads, key_heads, dk, dv;
+    int64_t tokens, sequences, heads, key_heads, dk, dv;
     int64_t capacity;  // 0: never merge
     int64_t block;     // 0: boundaries by score
     Merge merge;
@@ -323,10 +323,26 @@ template <class T> struct Head {
     }
 };
 
-// 0, or what is wrong with the arguments (ERRORS in scan.py)
-static int64_t check(const ScanArgs &args) {
-    if (args.merge < Merge::density || args.merge > Merge::ward) return 1;
-    if (args.score < Score::token || args.score > Score::state) return 2;
+// 0, or what is wrong with the arguments (ERRORS in scan.py): whatever is indexed or allocated by is looked at first.
+static int64_t check(const ScanArgs &a) {
+    const int64_t most = int64_t(1) << 40;
+    if (a.merge < Merge::density || a.merge > Merge::ward) return 1;
+    if (a.score < Score::token || a.score > Score::state) return 2;
+    if (a.tokens < 0 || a.sequences < 0 || a.heads < 1 || a.key_heads < 1 || a.heads % a.key_heads) return 3;
+    if (a.dk < 1 || a.dv < 1 || a.dk > most / a.dv || a.threads < 1 || a.block < 0) return 3;
+    if (a.capacity < 0 || a.capacity == 1 || a.carried < 0 || a.capacity > most || a.carried > most) return 3;
+    if (a.sequences && !(a.offset && a.length && a.origin)) return 4;
+    if (a.tokens && !(a.k && a.v && a.score_io && a.boundary_io && a.death)) return 4;
+    if (!!a.state_k != !!a.state_v || !!a.state_k != !!a.norm) return 4;
+    if (a.carried && !(a.current && a.size0 && a.count0 && a.info0 && a.position0 && a.initial_death)) return 4;
+    if (a.carried && a.decide && a.capacity && a.merge != Merge::density && !a.matrices) return 4;
+    for (int64_t n = 0; n < a.sequences; ++n) {
+        if (a.offset[n] < 0 || a.length[n] < 0 || a.offset[n] > a.tokens || a.length[n] > a.tokens - a.offset[n]) return 5;
+        if (a.origin[n] < 0 || a.origin[n] > INT32_MAX - 1 - a.length[n]) return 5;  // deaths are 32 bits wide
+        if (a.carried && a.position0[n] < 0) return 6;
+        for (int64_t i = n * a.heads; a.carried && i < (n + 1) * a.heads; ++i)
+            if (a.size0[i] < 0 || a.size0[i] > a.carried || (a.capacity && a.size0[i] > a.capacity)) return 6;
+    }
     return 0;
 }
 
@@ -345,7 +361,7 @@ template <class T> static int64_t scan_all(const ScanArgs &args) {
 }
 
 extern "C" {
-int64_t dla_version() { return 3; }  // as in library.py, so that a stale library is noticed
+int64_t dla_version() { return 4; }  // as in library.py, so that a stale library is noticed
 int64_t dla_scan_f32(const ScanArgs *args) { return scan_all<float>(*args); }
 int64_t dla_scan_f64(const ScanArgs *args) { return scan_all<double>(*args); }
 }

@@ -11,18 +11,26 @@ from dla.ops.problem import Problem
 from dla.ops.rules import FIRST_SCORE, MERGES, SCORES, TIE
 from dla.ops.segmentation import Segmentation
 
-_INTS = ("sequences", "heads", "key_heads", "dk", "dv", "capacity", "block", "merge", "score", "decide", "threads")
+_INTS = ("tokens", "sequences", "heads", "key_heads", "dk", "dv", "capacity", "block")
+_CHOICES = ("merge", "score", "decide", "threads", "carried")
 _POINTERS = ("offset", "length", "origin", "k", "v", "g", "beta")
 _CARRIED = ("current", "matrices", "size0", "count0", "info0", "position0")
 _RESULTS = ("score_io", "boundary_io", "death", "initial_death", "state_k", "state_v", "norm")
-ERRORS = {1: "an unknown merge rule", 2: "an unknown score"}
+ERRORS = {
+    1: "an unknown merge rule",
+    2: "an unknown score",
+    3: "sizes that cannot be",
+    4: "too few tensors",
+    5: "sequences outside of its tokens",
+    6: "carried states that cannot be",
+}
 
 
 class ScanArgs(ctypes.Structure):
     """Mirrors the struct of the same name in scan.cpp."""
 
     _fields_ = [
-        *((name, ctypes.c_int64) for name in (*_INTS, "carried")),
+        *((name, ctypes.c_int64) for name in (*_INTS, *_CHOICES)),
         *((name, ctypes.c_double) for name in ("tau", "tie", "first_score")),
         *((name, ctypes.c_void_p) for name in (*_POINTERS, *_CARRIED, *_RESULTS)),
     ]
@@ -56,6 +64,7 @@ def decide(problem: Problem) -> Decided:
     if seen is not None:
         tensors |= {"state_k": seen.state_k, "state_v": seen.state_v, "norm": seen.norm}
     numbers = {
+        "tokens": v.shape[0],
         "sequences": layout.sequences,
         "heads": v.shape[1],
         "key_heads": k.shape[1],

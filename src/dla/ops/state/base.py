@@ -7,11 +7,12 @@ from typing import Any, ClassVar, Self
 
 import torch
 import torch.nn.functional as F
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
 FORMAT = 2  # of saved states; files of format 1 had no such entry
+FLOATS = (torch.float32, torch.float64)
 OLD_KINDS = {"TokenState": "DynamicState"}  # names of kinds in files of format 1
 
 
@@ -127,16 +128,30 @@ class State:
         """What ``restore`` needs beside the tensors."""
         return {"kind": type(self).__name__, "settings": json.dumps(self.settings()), "format": str(FORMAT)}
 
+    def check(self) -> None:
+        """Refuse, by the name of the field, what no operator could have made: files come from anywhere.
+
+        Numbers of the memory itself may be anything, NaN too: they are what a model computed.
+        """
+        raise NotImplementedError(f"{type(self).__name__} cannot be read from files")
+
     @staticmethod
     def restore(label: Mapping[str, str], tensors: dict[str, Tensor]) -> "State":
-        """The state with this label and these tensors, also of files of earlier formats."""
+        """The state with this label and these tensors, checked, also of files of earlier formats."""
+        if not isinstance(label, Mapping) or not all(isinstance(label.get(x), str) for x in ("kind", "settings")):
+            raise ValueError("a state's label has a kind and settings, both strings")
         version = label.get("format", "1")
         if version not in ("1", str(FORMAT)):
             raise ValueError(f"a state of format {version} needs a newer version; this one reads up to {FORMAT}")
         kind = State.kinds.get(OLD_KINDS.get(label["kind"], label["kind"]))
         if kind is None:
             raise ValueError(f"kind must be one of {', '.join(State.kinds)}, got {label['kind']!r}")
-        return kind.from_tensors(tensors, json.loads(label["settings"]))
+        settings = json.loads(label["settings"])
+        if not isinstance(settings, dict) or set(settings) != set(kind.setting_names):
+            raise ValueError(f"settings of a {kind.__name__} are {list(kind.setting_names)}, got {settings!r}")
+        state = kind.from_tensors(tensors, settings)
+        state.check()
+        return state
 
     def save(self, path: str | PathLike[str]) -> None:
         """Write a safetensors file; ``load_state`` reads it back."""
@@ -157,12 +172,33 @@ class State:
 
 def load_state(path: str | PathLike[str], device: str = "cpu") -> State:
     """Read a state that ``State.save`` wrote."""
-    with safe_open(path, framework="pt", device=device) as file:
-        metadata = file.metadata() or {}
-        if "kind" not in metadata or "settings" not in metadata:
-            raise ValueError(f"path is not a saved state: {path}")
-        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (a method, not a dict)
-    return State.restore(metadata, tensors)
+    try:
+        with safe_open(path, framework="pt", device=device) as file:
+            metadata = file.metadata() or {}
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (a method, not a dict)
+        return State.restore(metadata, tensors)
+    except (SafetensorError, ValueError, RecursionError) as error:
+        raise ValueError(f"path is not a saved state, or it is damaged: {path} ({error})") from error
+
+
+def expect(name: str, x: Tensor, shape: tuple[int, ...], *dtypes: torch.dtype) -> None:
+    """Refuse a tensor of another shape (-1: any length) or dtype."""
+    fits = x.dim() == len(shape) and all(n in (-1, m) for n, m in zip(shape, x.shape, strict=True))
+    if not fits or x.dtype not in dtypes:
+        kinds = " or ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
+        wanted = ", ".join("any" if n == -1 else str(n) for n in shape)
+        raise ValueError(f"{name} must be {kinds} [{wanted}], got {str(x.dtype)[6:]} {list(x.shape)}")
+
+
+def expect_all(name: str, holds: Tensor, what: str) -> None:
+    """Refuse a tensor of which something does not hold everywhere."""
+    if not bool(holds.all()):
+        raise ValueError(f"{name} must be {what}")
+
+
+def expect_length(length: Tensor, sequences: int) -> None:
+    expect("length", length, (sequences,), torch.int64)
+    expect_all("length", (length >= 0) & (length < 2**48), "a number of tokens, from 0 to 2^48")
 
 
 def widen(x: Tensor, width: int) -> Tensor:

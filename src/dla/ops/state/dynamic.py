@@ -65,6 +65,15 @@ class DynamicState(State):
         kind = Tokens if settings["capacity"] is None else Rows
         return cls(kind.from_tensors(tensors), settings["capacity"])
 
+    def check(self) -> None:
+        if self.capacity is not None and (type(self.capacity) is not int or self.capacity < 2):
+            raise ValueError(f"capacity must be an integer >= 2 or None, got {self.capacity!r}")
+        self.held.check()
+        if isinstance(self.held, Rows) and self.held.matrices.shape[2] != self.capacity:
+            raise ValueError(
+                f"capacity must be {self.held.matrices.shape[2]}, the rows of matrices, got {self.capacity}"
+            )
+
     def tensors(self) -> dict[str, Tensor]:
         return {name: x for name, x in vars(self.held).items() if x is not None}
 

@@ -5,7 +5,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from dla.ops.state.base import State, take_rows
+from dla.ops.state.base import FLOATS, State, expect, expect_all, expect_length, take_rows
 
 
 class LinearState(State):
@@ -24,6 +24,10 @@ class LinearState(State):
 
     def dense(self) -> Tensor:
         return self.matrix.unsqueeze(2)
+
+    def check(self) -> None:
+        expect("matrix", self.matrix, (-1, -1, -1, -1), *FLOATS)
+        expect_length(self.length, self.matrix.shape[0])
 
 
 class LogLinearState(State):
@@ -48,3 +52,11 @@ class LogLinearState(State):
         live = (self.length[:, None] >> bits) & 1  # [N, L], oldest (highest level) first
         order = bits[live.argsort(dim=1, descending=True, stable=True)]
         return take_rows(self.levels, order[:, None].expand(self.levels.shape[:3]))
+
+    def check(self) -> None:
+        expect("levels", self.levels, (-1, -1, -1, -1, -1), *FLOATS)
+        expect_length(self.length, self.levels.shape[0])
+        L = self.levels.shape[2]
+        expect_all("length", self.length >> L == 0, f"below 2^{L}, as there are {L} levels")
+        dead = ((self.length[:, None] >> torch.arange(L, device=self.device)) & 1) == 0
+        expect_all("levels", ~dead[:, None] | ~self.levels.flatten(3).any(-1), "zero where the length has no bit")

@@ -6,7 +6,7 @@ from typing import ClassVar, Self
 import torch
 from torch import Tensor
 
-from dla.ops.state.base import move, take_rows
+from dla.ops.state.base import FLOATS, expect, expect_all, expect_length, move, take_rows
 
 
 @dataclass
@@ -40,6 +40,24 @@ class Rows:
         if set(names) - set(tensors) - {"key_sums"} or set(tensors) - set(names):
             raise ValueError(f"a DynamicState has the tensors {', '.join(names)}, got {sorted(tensors)}")
         return cls(**{"key_sums": None, **tensors})  # type: ignore[arg-type]
+
+    def check(self) -> None:
+        """Every number that something is indexed or counted by is one that decisions can have led to."""
+        expect("matrices", self.matrices, (-1, -1, -1, -1, -1), *FLOATS)
+        N, H, K, dk, _ = self.matrices.shape
+        for name, dtype in {"order": torch.int64, "count": torch.int64, "info": torch.float64}.items():
+            expect(name, getattr(self, name), (N, H, K), dtype)
+        expect("size", self.size, (N, H), torch.int64)
+        expect_length(self.length, N)
+        index = torch.arange(K, device=self.order.device)
+        expect_all("order", self.order.sort(-1).values == index, f"a permutation of 0 … {K - 1} in every head")
+        expect_all("size", (self.size >= 0) & (self.size <= K), f"from 0 to {K}")
+        live = index < self.size[..., None]
+        expect_all("count", torch.where(live, self.counts() > 0, self.counts() == 0), "positive in live states alone")
+        expect_all("count", self.count.sum(-1) == self.length[:, None], "the length when summed up")
+        expect_all("matrices", live | ~self.dense().flatten(3).any(-1), "zero in free rows")
+        if self.key_sums is not None:
+            expect("key_sums", self.key_sums, (N, H, K, dk), self.matrices.dtype)
 
     @property
     def shape(self) -> tuple[int, int, int, int]:

@@ -9,7 +9,7 @@ from typing import ClassVar, Self
 import torch
 from torch import Tensor
 
-from dla.ops.state.base import move, widen
+from dla.ops.state.base import FLOATS, expect, expect_all, expect_length, move, widen
 
 
 @dataclass
@@ -21,7 +21,7 @@ class Tokens:
     boundary: Tensor  # [N, H, L] bool, where a state begins
     info: Tensor  # [N, H, L] float64, scores
     raw_keys: Tensor | None  # [N, H, L, dk] for routed reads, else None
-    newest: Tensor  # [N, H, dk, dv] the newest state
+    newest: Tensor | None  # [N, H, dk, dv] the newest state; None until it is asked for
     length: Tensor  # [N] int64
 
     growing: ClassVar[tuple[str, ...]] = ("keys", "values", "boundary", "info", "raw_keys")
@@ -45,16 +45,32 @@ class Tokens:
         names, optional = {*cls.growing, "length"}, {"raw_keys", "newest"}
         if names - set(tensors) - optional or set(tensors) - names - optional:
             raise ValueError(f"a DynamicState without a capacity has {', '.join(sorted(names))}, got {sorted(tensors)}")
-        if "newest" not in tensors:
-            keys, label = tensors["keys"], tensors["boundary"].cumsum(-1)
-            last = keys * (label == tensors["boundary"].sum(-1, keepdim=True))[..., None]  # free places are zero
-            tensors = {**tensors, "newest": last.transpose(-1, -2) @ tensors["values"]}
-        return cls(**{"raw_keys": None, **tensors})  # type: ignore[arg-type]
+        return cls(**{"raw_keys": None, "newest": None, **tensors})  # type: ignore[arg-type]
+
+    def check(self) -> None:
+        """Every number that something is indexed or counted by is one that decisions can have led to."""
+        expect("keys", self.keys, (-1, -1, -1, -1), *FLOATS)
+        (N, H, L, dk), dtype = self.keys.shape, self.keys.dtype
+        expect("values", self.values, (N, H, L, -1), dtype)
+        expect("boundary", self.boundary, (N, H, L), torch.bool)
+        expect("info", self.info, (N, H, L), torch.float64)
+        if self.newest is not None:
+            expect("newest", self.newest, (N, H, dk, self.values.shape[3]), dtype)
+        if self.raw_keys is not None:
+            expect("raw_keys", self.raw_keys, (N, H, L, dk), dtype)
+        expect_length(self.length, N)
+        expect_all("length", self.length <= L, f"at most {L}, the places for tokens")
+        free = torch.arange(L, device=self.keys.device) >= self.length[:, None, None]
+        expect_all("boundary", (self.boundary[..., :1] | free[..., :1]), "true at the first token")
+        for name in self.growing:
+            if (x := getattr(self, name)) is not None:
+                held = x.flatten(3).any(-1) if x.dim() == 4 else x.bool()
+                expect_all(name, ~(free & held), "zero after the last token")
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
-        N, H, dk, dv = self.newest.shape
-        return N, H, dk, dv
+        N, H, _, dk = self.keys.shape
+        return N, H, dk, self.values.shape[3]
 
     @property
     def routed(self) -> bool:
@@ -79,7 +95,8 @@ class Tokens:
 
     def _matrices(self, label: Tensor, rows: int) -> Tensor:
         """[N, H, rows, dk, dv] one row at a time: tokens x rows x dk would be large."""
-        made = self.newest.new_zeros(*self.keys.shape[:2], rows, *self.newest.shape[2:])
+        N, H, dk, dv = self.shape
+        made = self.keys.new_zeros(N, H, rows, dk, dv)
         for row in range(rows):
             made[:, :, row] = (self.keys * (label == row)[..., None]).transpose(-1, -2) @ self.values
         return made
@@ -98,10 +115,13 @@ class Tokens:
         return None if self.raw_keys is None else self._by_state(self.raw_keys, self._label(), self._most())
 
     def current(self) -> Tensor:
+        if self.newest is None:
+            last = self.boundary.cumsum(-1) == self.size[..., None]  # free places too, which are zero
+            self.newest = (self.keys * last[..., None]).transpose(-1, -2) @ self.values
         return self.newest
 
     def move(self, k: Tensor, g: Tensor | None, beta: Tensor | None) -> None:
-        move(self.newest[:, :, None], k, g, beta)
+        move(self.current()[:, :, None], k, g, beta)
         move(self.keys.transpose(-1, -2)[:, :, None], k, g, beta)
 
     def merge(self, pair: Tensor) -> None:
@@ -111,8 +131,8 @@ class Tokens:
         assert bool(lives.all())
         self._make_room()
         sequence = torch.arange(len(self.length), device=k.device)
-        self.newest.masked_fill_(opens[..., None, None], 0)
-        self.newest += k[..., :, None] * v[..., None, :]
+        self.current().masked_fill_(opens[..., None, None], 0)
+        self.current().add_(k[..., :, None] * v[..., None, :])
         for store, x in (
             (self.keys, k),
             (self.values, v),
