@@ -9,12 +9,14 @@ from pathlib import Path
 
 import pytest
 
+from dla import lab
 from dla.lab.cell import Cell, Training, run_cell
 from dla.lab.grid import make_grid
 from dla.lab.measure import matched
-from dla.lab.run import read_results, run_grid
+from dla.lab.run import read_results, run, run_grid
 from tests.lab.test_grid import CONTENT
 
+DEMO = Path(lab.__file__).parent / "grids" / "demo.toml"
 SAME = ("accuracy", "loss", "curve", "evaluations", "state_bytes", "memory", "skipping", "parameters", "model")
 
 
@@ -121,3 +123,26 @@ def test_matched_sizes():
     assert matched(softmax.config(), a_token * 1.0, 24) == {"window": 1}
     assert matched(softmax.config(), a_token * 12.5, 24) == {"window": 24}
     assert matched(softmax.config(), a_token * (1 + 2 + 3 + 4 * 21) / 24, 24) == {"window": 4}
+
+
+def test_finished_results_survive_a_cut_line(whole, tmp_path):
+    """A cut last line is taken off in place, a whole one without its newline is kept."""
+    _, file = whole
+    lines = file.read_bytes().splitlines()
+    torn = tmp_path / "results.jsonl"
+    torn.write_bytes(b"\n".join(lines))
+    assert len(read_results(torn)) == len(lines)
+    torn.write_bytes(b"\n".join(lines)[:-5])
+    before = torn.read_bytes()
+    assert len(read_results(torn)) == len(lines) - 1
+    assert torn.read_bytes() == before  # reading changes nothing
+
+
+@pytest.mark.parametrize("line", ["{", "5", '{"no": "key"}', "[" * 100_000])
+def test_a_damaged_line_in_the_middle_is_one_line_of_error(line, whole, tmp_path, capsys):
+    _, file = whole
+    (tmp_path / "results.jsonl").write_text(f"{line}\n{file.read_text()}")
+    assert run(DEMO, out=tmp_path) == 2
+    error = capsys.readouterr().err
+    assert "line 1, is not a result" in error
+    assert len(error.splitlines()) == 1

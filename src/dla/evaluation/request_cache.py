@@ -5,11 +5,12 @@ import json
 import logging
 from collections.abc import Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import torch
 from torch import nn
 
+from dla.jsonl import Writer, read
 from dla.text import ByteTokenizer
 
 # what differs between equal models
@@ -25,27 +26,14 @@ class RequestCache:
         self.path = Path(path)
         if self.path.is_dir():
             raise ValueError(f"cache must be a file, got a folder: {self.path}")
-        self.path.parent.mkdir(parents=True, exist_ok=True)
         self._found: dict[str, Any] = {}
-        self._file: IO[str] | None = None
-        if self.path.is_file():
-            self._load()
-
-    def _load(self) -> None:
-        damaged, end = 0, 0
-        with self.path.open("rb") as file:
-            for line in file:
-                if not line.endswith(b"\n"):
-                    break
-                end += len(line)
-                try:
-                    key, value = json.loads(line)
-                    self._found[str(key)] = value
-                except (ValueError, TypeError):
-                    damaged += 1
-        if end < self.path.stat().st_size:  # what follows must begin a line of its own
-            with self.path.open("r+b") as file:
-                file.truncate(end)
+        self._file: Writer | None = None
+        damaged = 0
+        for line in read(self.path):
+            if isinstance(line.value, list) and len(line.value) == 2:
+                self._found[str(line.value[0])] = line.value[1]
+            else:
+                damaged += line.ended  # the last line may be cut short
         if damaged:
             logger.warning("%s: %d damaged lines are left out", self.path, damaged)
 
@@ -59,8 +47,8 @@ class RequestCache:
             return
         self._found[key] = value
         if self._file is None:
-            self._file = self.path.open("a", buffering=1, encoding="utf-8")
-        self._file.write(json.dumps([key, value]) + "\n")
+            self._file = Writer(self.path)
+        self._file.append([key, value])
 
     def __len__(self) -> int:
         return len(self._found)

@@ -9,6 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from dla import jsonl
 from dla.lab.html import BEST, CHANCE, Table, page
 from dla.lab.plots import Picture, draw
 from dla.lab.statistics import Estimate, Result, Row, Summary, TaskSummary, is_number, latest, summarise
@@ -16,6 +17,7 @@ from dla.plotting import styles
 
 __all__ = ["load", "summarise", "write_report", "Estimate", "Result", "Row", "Summary", "TaskSummary"]
 
+MOST_STARTS = 1000  # places of a damaged line at which a run is looked for
 REQUIRED = {"key": str, "label": str, "task": dict, "seed": int}
 NO_PLOTS = "matplotlib is not installed, so the page has no plots: pip install 'dynamic-linear-attention[plot]'"
 MARKS = {"tied": " ≈", "untested": " ?"}
@@ -50,32 +52,27 @@ def load(path: str | Path) -> list[Result]:
 def read(path: Path) -> tuple[list[Result], list[str]]:
     """As `load`; the runs and what there is to say about the file."""
     runs, notes = [], []
-    for number, line in enumerate(path.read_text(encoding="utf-8", errors="replace").split("\n"), 1):
-        if not line.strip():
-            continue
-        run, whole = _parse(line)
-        if not whole:
-            notes.append(f"{path}, line {number}: a run cut short, left out")
+    path.stat()  # raises where there is no such file
+    for line in jsonl.read(path):
+        run = line.value if line.whole else _appended(line.content)
+        if not line.whole:
+            notes.append(f"{path}, line {line.number}: a run cut short, left out")
         if run is not None:
-            _check(run, f"{path}, line {number}")
+            _check(run, f"{path}, line {line.number}")
             runs.append(run)
     if not runs:
         raise ValueError(f"{path} holds no finished run")
     return latest(runs), notes
 
 
-def _parse(line: str) -> tuple[Result | None, bool]:
-    """The run of a line, and whether the line is nothing but that run."""
-    at = 0
-    while at >= 0:
-        try:
-            run = json.loads(line[at:])
-            if at == 0 or (isinstance(run, dict) and run.keys() >= REQUIRED.keys()):
-                return run, at == 0
-        except json.JSONDecodeError:
-            pass
-        at = line.find("{", at + 1)  # a run appended to one that was cut short
-    return None, False
+def _appended(line: bytes) -> Result | None:
+    """The run that was appended to one that was cut short."""
+    starts = [i for i in range(1, len(line)) if line[i : i + 1] == b"{"]
+    for at in starts[:MOST_STARTS]:
+        run = jsonl.parse(line[at:])
+        if isinstance(run, dict) and run.keys() >= REQUIRED.keys():
+            return run
+    return None
 
 
 def _check(run: object, where: str) -> None:

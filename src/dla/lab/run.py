@@ -1,6 +1,5 @@
 """`dla lab run`: the cells of a grid on this machine's cores, one line of results for each."""
 
-import json
 import multiprocessing
 import os
 import queue
@@ -15,6 +14,7 @@ from typing import Any
 import torch
 from transformers.utils.logging import disable_progress_bar
 
+from dla.jsonl import Writer, read
 from dla.lab.cell import Cell, run_cell
 from dla.lab.grid import Grid, read_grid
 from dla.lab.measure import matched
@@ -35,6 +35,9 @@ def run(path: str | Path, *, out: Path | None = None, workers: int | None = None
     file = (out or Path("out/lab") / grid.name) / "results.jsonl"
     try:
         results = run_grid(grid, file, workers, save_models)
+    except (ValueError, OSError) as error:
+        print(f"dla lab run: {error}", file=sys.stderr)
+        return 2
     except KeyboardInterrupt:
         print(f"\ninterrupted; the same command goes on from {file}", file=sys.stderr)
         return 130
@@ -47,21 +50,18 @@ def run_grid(grid: Grid, file: Path, workers: int | None = None, save_models: bo
 
     ``save_models``: the trained models go to the folder models/KEY beside the file.
     """
-    file.parent.mkdir(parents=True, exist_ok=True)
     done = {result["key"]: result for result in read_results(file)}
     workers = workers or max(1, os.cpu_count() or 1)
     first = [cell for cell in grid.cells if cell.match is None]
     later = [cell for cell in grid.cells if cell.match is not None]
-    with file.open("a") as lines, _Progress(grid, done) as progress:
+    with Writer(file, durable=True) as lines, _Progress(grid, done) as progress:
         for cells in (first, later):
             missing = [sized(cell, grid, done) for cell in cells if cell.key not in done]
             folder = file.parent / "models" if save_models else None
             for asked, result in _run_all(missing, workers, progress, folder):
                 result["key"] = asked.key
                 done[asked.key] = result
-                lines.write(json.dumps(result) + "\n")
-                lines.flush()
-                os.fsync(lines.fileno())
+                lines.append(result)
                 progress.finished(asked, result)
     return [done[cell.key] for cell in grid.cells]
 
@@ -129,14 +129,14 @@ def _work(cell: Cell, folder: Path | None) -> Result:
 
 
 def read_results(file: Path) -> list[Result]:
-    """The lines of a results file. What a kill left of a last line is cut off."""
-    if not file.exists():
-        return []
-    content = file.read_bytes()
-    whole = content[: content.rfind(b"\n") + 1]
-    if whole != content:
-        file.write_bytes(whole)
-    return [json.loads(line) for line in whole.splitlines()]
+    """The results in a file, without what a kill left of a last line; a line that is no result is refused."""
+    lines = list(read(file))
+    if lines and not lines[-1].whole:
+        lines.pop()
+    for line in lines:
+        if not isinstance(line.value, dict) or not isinstance(line.value.get("key"), str):
+            raise ValueError(f"{file}, line {line.number}, is not a result: mend it or remove it")
+    return [line.value for line in lines]
 
 
 class _Progress:

@@ -1,6 +1,5 @@
 """What a run tells while it trains: on the console, in log.jsonl and, if asked for, to TensorBoard."""
 
-import json
 import math
 import sys
 import time
@@ -10,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+
+from dla.jsonl import Line, Writer, read
 
 Record = dict[str, Any]
 LOG = "log.jsonl"
@@ -48,7 +49,7 @@ class Monitor:
         folder.mkdir(parents=True, exist_ok=True)
         self._board = _board(folder / "tensorboard", start) if tensorboard else None
         cut_log(folder / LOG, start)
-        self._log = (folder / LOG).open("a", encoding="utf-8")
+        self._log = Writer(folder / LOG)
         self._console = _console(steps, start)
         self.note(f"{folder}: steps {start + 1} to {steps}, {tokens_per_step:,} tokens each")
 
@@ -108,8 +109,7 @@ class Monitor:
             self._board.close()
 
     def _write(self, kind: str, record: Record) -> None:
-        self._log.write(json.dumps({"kind": kind, **record}) + "\n")
-        self._log.flush()
+        self._log.append({"kind": kind, **record})
 
     def _chart(self, figures: Mapping[str, float | None], step: int) -> None:
         if self._board is not None:
@@ -148,14 +148,11 @@ class Monitor:
 
 def read_lines(file: Path) -> list[Record | None]:
     """The records of a log, line by line; None where a line cannot be read, as one cut short by a kill."""
-    return [_parse(line) for line in file.read_bytes().splitlines()]
+    return [_record(line) for line in read(file)]
 
 
-def _parse(line: bytes) -> Record | None:
-    try:
-        record = json.loads(line)
-    except ValueError:
-        return None
+def _record(line: Line) -> Record | None:
+    record = line.value
     whole = isinstance(record, dict) and isinstance(record.get("kind"), str) and isinstance(record.get("step"), int)
     return record if whole else None
 
@@ -164,8 +161,8 @@ def cut_log(file: Path, start: int) -> None:
     """Leave of a log what was written up to step ``start``, nothing with 0, by a new file in place of the old."""
     if not file.exists():
         return
-    lines = file.read_bytes().splitlines() if start else []
-    kept = [line for line in lines if (record := _parse(line)) is not None and record["step"] <= start]
+    lines = read(file) if start else ()
+    kept = [line.content for line in lines if (record := _record(line)) is not None and record["step"] <= start]
     new = file.with_name(file.name + ".new")
     new.write_bytes(b"".join(line + b"\n" for line in kept))
     new.replace(file)
