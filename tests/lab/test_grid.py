@@ -88,3 +88,42 @@ def test_files(tmp_path):
     (tmp_path / "bad.toml").write_text("name = ")
     with pytest.raises(ValueError, match="not valid TOML"):
         read_grid(tmp_path / "bad.toml")
+
+
+WRONG = {
+    "a path as name": ({"name": "../../x"}, "name must be"),
+    "an absolute name": ({"name": "/tmp/x"}, "name must be"),
+    "a hidden name": ({"name": ".x"}, "name must be"),
+    "a number as name": ({"name": 5}, "name must be"),
+    "a number as label": ({"row": [{"label": 5}]}, "label of a row must be text"),
+    "a list as label": ({"row": [{"label": ["a", "b"]}]}, "label of a row must be text"),
+    "one task as a table": ({"task": {"name": "recall"}}, "task must be tables"),
+    "text as tasks": ({"task": ["recall"]}, "task must be tables"),
+    "a number as row": ({"row": 5}, "row must be tables"),
+    "a seed that is no integer": ({"seeds": [0.5]}, "seeds must be"),
+    "one seed": ({"seeds": 3}, "seeds must be"),
+    "text as model": ({"model": "mamba2"}, "model must be a table"),
+    "a number as training": ({"training": 3}, "training must be a table"),
+    "a row's training": ({"row": [{"label": "a", "training": 3}]}, "training of row 'a'"),
+    "a row's match": ({"row": [{"label": "a", "match": 3}]}, "match of row 'a'"),
+    "a row's control": ({"row": [{"label": "a", "control": 3}]}, "control of row 'a'"),
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+def test_values_of_another_kind_are_refused_by_name(wrong):
+    change, message = WRONG[wrong]
+    with pytest.raises(ValueError, match=message):
+        make_grid({**CONTENT, **change})
+
+
+@pytest.mark.parametrize("content", [b"a = " + b"[" * 2000, b"\xff\xfe", b"name = "])
+def test_files_that_are_no_toml_are_refused(content, tmp_path):
+    (tmp_path / "grid.toml").write_bytes(content)
+    with pytest.raises(ValueError, match="not valid TOML"):
+        read_grid(tmp_path / "grid.toml")
+
+
+def test_a_folder_is_no_grid(tmp_path):
+    with pytest.raises(ValueError, match="cannot be read"):
+        read_grid(tmp_path)

@@ -27,6 +27,7 @@ training = { lr = [3e-3, 1e-2] }
 """
 
 import itertools
+import re
 import tomllib
 from collections.abc import Iterable, Iterator
 from copy import deepcopy
@@ -43,6 +44,7 @@ from dla.models import DLAConfig, DLAForCausalLM
 from dla.models.configurations import spelled_out
 from dla.names import check_known, nearest
 
+NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]*")
 TOP = ("name", "seeds", "training", "model", "task", "row")
 OWN = ("label", "control", "match", "training")  # keys of a row that are no option of the model
 TABLES = ("training", "control")  # keys whose value may be a table
@@ -64,7 +66,9 @@ def read_grid(path: str | Path) -> Grid:
         content = tomllib.loads(path.read_text())
     except FileNotFoundError:
         raise ValueError(f"there is no grid file {path}") from None
-    except tomllib.TOMLDecodeError as error:
+    except OSError as error:
+        raise ValueError(f"the grid file cannot be read: {error}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ValueError(f"{path} is not valid TOML: {error}") from error
     try:
         return make_grid(content)
@@ -78,6 +82,7 @@ def make_grid(content: dict[str, Any]) -> Grid:
     for name in ("name", "seeds", "task", "row"):
         if not content.get(name):
             raise ValueError(f"{name} is missing")
+    _check_shape(content)
     common, training = content.get("model", {}), content.get("training", {})
     cells = [
         _cell(content["name"], dict(task), row, common, training, seed)
@@ -94,6 +99,29 @@ def make_grid(content: dict[str, Any]) -> Grid:
         else:
             matched(cell.config(), 1024, cell.tasks()[0].length)  # refuses rows that cannot be sized
     return Grid(content["name"], tuple(cells))
+
+
+def _check_shape(content: dict[str, Any]) -> None:
+    """Refuse values of another kind than the keys of a grid have."""
+    name, seeds = content["name"], content["seeds"]
+    if not isinstance(name, str) or not NAME.fullmatch(name):  # results go to a folder of this name
+        raise ValueError(f"name must be letters, digits and any of '_.-', not beginning with a dot, got {name!r}")
+    if not isinstance(seeds, list) or any(type(seed) is not int for seed in seeds):
+        raise ValueError(f"seeds must be a list of integers, got {seeds!r}")
+    for key in ("model", "training"):
+        if not isinstance(content.get(key, {}), dict):
+            raise ValueError(f"{key} must be a table, got {content[key]!r}")
+    for key, own in (("task", "name"), ("row", "label")):
+        tables = content[key]
+        if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
+            raise ValueError(f"{key} must be tables, [[{key}]], got {tables!r}")
+        for table in tables:
+            if not isinstance(table.get(own, ""), str):
+                raise ValueError(f"{own} of a {key} must be text, got {table[own]!r}")
+    for row in content["row"]:
+        for key, kinds in (("match", (str, list)), ("training", (dict,)), ("control", (str, dict, list))):
+            if key in row and not isinstance(row[key], kinds):
+                raise ValueError(f"{key} of row {row.get('label')!r} cannot be {row[key]!r}")
 
 
 def _spread(row: dict[str, Any]) -> Iterator[dict[str, Any]]:

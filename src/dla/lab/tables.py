@@ -111,7 +111,7 @@ def fill(text: str, results: Path, *, skip_missing: bool = False) -> str:
 def _asked(text: str) -> Asked:
     try:
         given = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise ValueError(f"a table's settings are not valid TOML: {error}") from error
     check_known("table", given, [f.name for f in fields(Asked)])
     if "results" not in given:

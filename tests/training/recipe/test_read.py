@@ -18,7 +18,7 @@ from dla.training.recipe import Batch, Data, Optimizer, Recipe, Schedule, Source
 from dla.training.recipe.check import LIMITS
 from dla.training.recipe.read import check, model_config, read_recipe, to_dict, write_recipe
 from dla.training.recipe.schema import MODEL, TYPES, typed_tree
-from dla.training.recipe.typed import convert
+from dla.training.recipe.typed import convert, literal
 
 RECIPES = Path(__file__).parents[3] / "recipes"
 BASES = ["paper/base", "cpu/base"]
@@ -655,3 +655,11 @@ def test_names():
     check_known("here", ["lr"], iter(["eps", "lr"]))
     message = refusal(check_known, "here", ["lr", "lrr", "x"], iter(["eps", "lr"]))
     assert message == "here: 'lrr' is not known; the nearest is 'lr'"
+
+
+def test_arrays_without_an_end_are_refused(tmp_path):
+    (tmp_path / "deep.toml").write_text("run = " + "[" * 2000)
+    with pytest.raises(ValueError, match=r"deep\.toml is not valid TOML"):
+        read_recipe(tmp_path / "deep.toml")
+    with pytest.raises(ValueError, match="is not a list as in TOML"):
+        literal("data.sources", "[" * 2000, tuple[str, ...])

@@ -70,7 +70,7 @@ def _toml(path: Path, above: tuple[Path, ...]) -> dict[str, Any]:
         raise ValueError(f"there is no recipe file {path}{wanted_by}") from None
     except OSError as error:
         raise ValueError(f"the recipe file {path}{wanted_by} cannot be read: {error.strerror}") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} is not valid TOML: {error}") from error
 
 

@@ -119,7 +119,7 @@ def _list(where: str, text: str, item: Any) -> object:
     if text.lstrip().startswith("["):
         try:
             return tomllib.loads(f"value = {text}")["value"]
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise ValueError(f"{where}: {text!r} is not a list as in TOML: {error}") from error
     return [literal(where, part.strip(), item) for part in text.split(",") if part.strip()]
 
