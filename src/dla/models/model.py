@@ -3,6 +3,7 @@
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
@@ -64,6 +65,22 @@ class DLAPreTrainedModel(PreTrainedModel):
     _is_stateful = True
 
     config: DLAConfig
+
+    @classmethod
+    def from_pretrained(cls, name: Any, *args: Any, **options: Any) -> Any:
+        """As transformers', but weights that are missing or do not fit are refused, not drawn at random."""
+        wants_info = options.pop("output_loading_info", False)
+        try:
+            model, info = super().from_pretrained(name, *args, output_loading_info=True, **options)
+        except SafetensorError as error:
+            raise ValueError(f"the weights of {name} cannot be read: {error}") from error
+        missing = sorted(info["missing_keys"])
+        if not options.get("ignore_mismatched_sizes"):
+            missing += sorted(f"{entry[0]} (of another shape)" for entry in info["mismatched_keys"])
+        if missing:
+            more = f" and {len(missing) - 8} more" if len(missing) > 8 else ""
+            raise ValueError(f"the weights of {name} lack {', '.join(missing[:8])}{more}")
+        return (model, info) if wants_info else model
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
