@@ -147,7 +147,7 @@ HOSTILE: dict[str, tuple[dict[str, int], str]] = {
     "a capacity of one": ({"capacity": 1}, "sizes"),
     "a negative block": ({"block": -1}, "sizes"),
     "more tokens than tensors": ({"tokens": 3}, "too few tensors"),
-    "carried states without tensors": ({"carried": 4}, "too few tensors"),
+    "carried states beyond all bounds": ({"carried": 1 << 50}, "sizes"),
     "sequences without tensors": ({"sequences": 2}, "too few tensors"),
 }
 

@@ -68,19 +68,30 @@ class DLAPreTrainedModel(PreTrainedModel):
 
     @classmethod
     def from_pretrained(cls, name: Any, *args: Any, **options: Any) -> Any:
-        """As transformers', but weights that are missing or do not fit are refused, not drawn at random."""
+        """As transformers', but weights that are missing or do not fit are refused, not drawn at random.
+
+        Unless ``config`` asks for another model than the saved one, whose new weights then start as usual.
+        """
         wants_info = options.pop("output_loading_info", False)
         try:
             model, info = super().from_pretrained(name, *args, output_loading_info=True, **options)
         except SafetensorError as error:
             raise ValueError(f"the weights of {name} cannot be read: {error}") from error
-        missing = sorted(info["missing_keys"])
+        missing = sorted(info["missing_keys"]) if cls._is_saved_as(name, options.get("config")) else []
         if not options.get("ignore_mismatched_sizes"):
             missing += sorted(f"{entry[0]} (of another shape)" for entry in info["mismatched_keys"])
         if missing:
             more = f" and {len(missing) - 8} more" if len(missing) > 8 else ""
             raise ValueError(f"the weights of {name} lack {', '.join(missing[:8])}{more}")
         return (model, info) if wants_info else model
+
+    @staticmethod
+    def _is_saved_as(name: Any, config: Any) -> bool:
+        """Whether ``config`` (None: the saved one) describes the model that was saved."""
+        if not isinstance(config, DLAConfig):
+            return True
+        own = DLAConfig.from_pretrained(name)
+        return all(getattr(own, field) == getattr(config, field) for field in DLAConfig.__annotations__)
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:

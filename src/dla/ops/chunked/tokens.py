@@ -35,7 +35,9 @@ def tokens_after(problem: Problem, made: Segmentation) -> DynamicState:
         if name in store:
             store[name][sequence, :, place] = x.to(store[name].dtype)
     _move(problem, store["keys"], sequence, place, H)
-    return DynamicState.from_tensors({**store, "length": length}, {"capacity": None})
+    after = DynamicState.from_tensors({**store, "length": length}, {"capacity": None})
+    after.held.current()
+    return after
 
 
 def _move(problem: Problem, keys: Tensor, sequence: Tensor, place: Tensor, H: int) -> None:

@@ -334,6 +334,7 @@ static int64_t check(const ScanArgs &a) {
     if (a.sequences && !(a.offset && a.length && a.origin)) return 4;
     if (a.tokens && !(a.k && a.v && a.score_io && a.boundary_io && a.death)) return 4;
     if (!!a.state_k != !!a.state_v || !!a.state_k != !!a.norm) return 4;
+    if (!a.sequences) return 0;
     if (a.carried && !(a.current && a.size0 && a.count0 && a.info0 && a.position0 && a.initial_death)) return 4;
     if (a.carried && a.decide && a.capacity && a.merge != Merge::density && !a.matrices) return 4;
     for (int64_t n = 0; n < a.sequences; ++n) {

@@ -133,7 +133,7 @@ class State:
 
         Numbers of the memory itself may be anything, NaN too: they are what a model computed.
         """
-        raise NotImplementedError(f"{type(self).__name__} cannot be read from files")
+        raise TypeError(f"{type(self).__name__} cannot be read from files")
 
     @staticmethod
     def restore(label: Mapping[str, str], tensors: dict[str, Tensor]) -> "State":
