@@ -113,3 +113,24 @@ def test_the_probe_itself_runs():
 def test_a_signal_is_a_negative_code(monkeypatch):
     monkeypatch.setattr(machine, "PROBE", "import os, signal; os.kill(os.getpid(), signal.SIGILL)  # {dtype}")
     assert machine.run_probe(torch.bfloat16, os.environ) == -signal.SIGILL
+
+
+def test_a_model_in_half_precision_looks_before_its_first_product(amx, monkeypatch):
+    from tests.models.common import make
+
+    model = make("mamba2-dynamic", torch.float32)
+    seen = children(monkeypatch, -signal.SIGILL, 0)
+    model(torch.ones(1, 3, dtype=torch.int64))
+    assert not seen
+    with pytest.warns(RuntimeWarning, match=machine.ISA_VARIABLE):
+        model.bfloat16()(torch.ones(1, 3, dtype=torch.int64))
+    assert len(seen) == 2 and os.environ[machine.ISA_VARIABLE] == machine.ISA_WITHOUT_AMX
+
+
+def test_a_model_under_autocast_looks_too(amx, monkeypatch):
+    from tests.models.common import make
+
+    seen = children(monkeypatch, 0)
+    with torch.autocast("cpu", torch.bfloat16):
+        make("mamba2-single", torch.float32)(torch.ones(1, 3, dtype=torch.int64))
+    assert len(seen) == 1

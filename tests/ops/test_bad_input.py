@@ -308,6 +308,29 @@ def test_poison_stays_in_its_packed_sequence(operator: str, backend: str) -> Non
     assert o[:, :30].equal(clean[:, :30]) and o[:, 60:].equal(clean[:, 60:])
 
 
+HUGE = 1e200  # finite, its square is not
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize(
+    ("operator", "name", "value"), [*POISONED, *((operator, "k", HUGE) for operator in OPERATORS)], ids=str
+)
+def test_poison_does_not_reach_back(name: str, value: float, operator: str, backend: str) -> None:
+    """One entry of sequence 0, head 1: nothing before its token changes, in any mode."""
+    at = 50 if backend == "chunked" else 12
+    for mode in MODES if value != HUGE else ("delta", "gated_delta"):
+        x = make_inputs(mode, T=70 if backend == "chunked" else 20, B=2, H=4, Hk=2, width=8)
+        if name not in x:
+            continue
+        poisoned = {key: tensor.clone() for key, tensor in x.items()}
+        poisoned[name][0, at, 1] = value
+        for options in poison_options(operator):
+            clean, _ = call(operator, x, **options, backend=backend)
+            o, _ = call(operator, poisoned, **options, backend=backend)
+            torch.testing.assert_close(o[0, :at], clean[0, :at], rtol=1e-12, atol=1e-12)
+            assert value == HUGE or name == "g" or not o[0, at:].isfinite().all()
+
+
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_huge_finite_numbers_give_no_nan_scores(backend: str, mode: str) -> None:

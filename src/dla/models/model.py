@@ -14,6 +14,7 @@ from dla.layers.memory import DynamicMemory
 from dla.layers.mlp import SwiGLU
 from dla.layers.norms import RMSNorm
 from dla.layers.packing import Packing, find_packing
+from dla.machine import ensure_half_precision
 from dla.models.build import make_mixer
 from dla.models.cache import DLACache, LayerCache, check_cache
 from dla.models.config import DLAConfig
@@ -203,6 +204,9 @@ class DLAModel(DLAPreTrainedModel):
         self, x: Tensor, packing: Packing, cache: DLACache | None, all_hidden: bool
     ) -> tuple[Tensor, list[Tensor]]:
         """All blocks and the last norm on embedded, packed tokens: hidden states, and those of every step if asked."""
+        if x.device.type == "cpu" and not torch.compiler.is_compiling():
+            autocast = torch.is_autocast_enabled("cpu")
+            ensure_half_precision(torch.get_autocast_dtype("cpu") if autocast else self.embeddings.weight.dtype)
         x = x.float() if self.config.residual_in_fp32 and x.dtype != torch.float64 else x
         steps = [x]
         recomputes = self.gradient_checkpointing and self.training

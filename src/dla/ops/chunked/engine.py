@@ -13,6 +13,7 @@ from torch import Tensor
 
 from dla.ops.chunked.chunks import Chunks
 from dla.ops.chunked.plans import Plan, Planner
+from dla.ops.chunked.poison import Before, poisoned
 from dla.ops.chunked.routing import fits, key_sums_after
 from dla.ops.chunked.transitions import transitions
 from dla.ops.rules import SlotOrder
@@ -87,6 +88,13 @@ class Engine:
 
     def run(self, x: Inputs, carry: list[Tensor], first: int, reads: bool = True) -> tuple[Tensor, list[Tensor]]:
         """One group: its outputs [n, H, G, C, dv] (nothing unless ``reads``) and the carry after it."""
+        o, after = self._run(x, carry, first, reads)
+        if reads and poisoned(x):
+            before = Before.of(x)
+            o = torch.where(before.tokens[..., None], self._run(before.cut(x), carry, first)[0], o)
+        return o, after
+
+    def _run(self, x: Inputs, carry: list[Tensor], first: int, reads: bool = True) -> tuple[Tensor, list[Tensor]]:
         H, G = x.v.shape[1], x.v.shape[2]
         with torch.no_grad():
             plan = self.planner.plan(self.chunks, first, G)

@@ -49,7 +49,7 @@ def similarity(a: State, b: State) -> float:
 
 
 def ward(a: State, b: State) -> float:
-    gap = norm(a.S / a.count - b.S / b.count).item() ** 2
+    gap = norm(a.S / a.count - b.S / b.count).square().item()
     return gap * a.count * b.count / (a.count + b.count)
 
 
