@@ -91,8 +91,8 @@ def _check(dtype: torch.dtype) -> None:
     os.environ[ISA_VARIABLE] = ISA_WITHOUT_AMX
     warnings.warn(
         f"This CPU advertises AMX but {dtype} with it kills the process ({killed}), so AMX is switched off by "
-        f"{ISA_VARIABLE}={ISA_WITHOUT_AMX}. If this process dies all the same, it had used oneDNN before; set that variable "
-        "in the environment, which also spares this check.",
+        f"{ISA_VARIABLE}={ISA_WITHOUT_AMX}. If the process dies all the same, it had used oneDNN before: set that "
+        "variable in the environment, which also spares this check.",
         RuntimeWarning,
         stacklevel=3,
     )

@@ -1,8 +1,8 @@
 """Causality for numbers that are not finite.
 
-Inside a chunk, what a query must not see is multiplied by zero, and zero times NaN is NaN: one bad token would reach the
-outputs before it. So where a group of chunks has a bad token, what comes before it is computed a second time, without
-it and all that follows.
+Inside a chunk, what a query must not see is multiplied by zero, and zero times NaN is NaN: one bad token would reach
+the outputs before it. So where a group of chunks has a bad token, what comes before it is computed a second time,
+without it and all that follows.
 """
 
 from dataclasses import dataclass, replace
