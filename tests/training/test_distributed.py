@@ -1,12 +1,14 @@
 """`dla train` on two ranks: what one alone computes, and both stop, save and go on together."""
 
 import os
+import pickle
 import signal
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from tests.training.checkpoints import Call, fit, replace_entry
 from tests.training.common import (
     MODELS,
     children,
@@ -101,8 +103,29 @@ def test_a_signal_to_one_rank_stops_both(tmp_path: Path) -> None:
 
 
 def test_sequences_that_ranks_cannot_share(tmp_path: Path) -> None:
-    """The ranks are started by hand, to see what each of them says."""
     recipe, run = write_settings(tmp_path, "single", batch={"sequences": 3}), tmp_path / "run"
+    assert_refused_by_both(recipe, run, "sequences=3 cannot be divided by the 2 ranks\n")
+    assert not (run / "log.jsonl").exists()
+
+
+@pytest.mark.slow
+def test_ranks_refuse_a_checkpoint_together(tmp_path: Path) -> None:
+    """One piece of a weight, which the second rank alone reads, would run something, and so would .metadata."""
+    recipe, run, mark = write_settings(tmp_path, "single", **SHORT), tmp_path / "run", tmp_path / "ran"
+    done = several([command(recipe, run, "--schedule.steps", 2)], two_ranks())
+    assert done.returncode == 0, done.stderr
+    checkpoint, attack = run / "checkpoints" / "step-00000002", Call(os.system, f"touch {mark}")
+    weight = "model.model.layers.0.mlp.up_proj.weight"
+    replace_entry(checkpoint, weight, attack, rank=1)
+    assert_refused_by_both(recipe, run, f"{checkpoint} is refused: the entry '{weight}' holds no plain value or tensor")
+    (checkpoint / ".metadata").write_bytes(pickle.dumps(attack))
+    fit(checkpoint)
+    assert_refused_by_both(recipe, run, f"{checkpoint} is refused: .metadata: it names posix.system, which is no part")
+    assert not mark.exists() and saved_steps(run) == [2] and len(losses(run)) == 2
+
+
+def assert_refused_by_both(recipe: Path, run: Path, line: str) -> None:
+    """By ranks that are started by hand, to see what each of them says."""
     world = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     with (
         started(command(recipe, run), {**world, "RANK": "0", "LOCAL_RANK": "0"}) as first,
@@ -110,10 +133,8 @@ def test_sequences_that_ranks_cannot_share(tmp_path: Path) -> None:
     ):
         _, said = first.communicate(timeout=60)
         _, nothing = second.communicate(timeout=60)
-    assert (first.returncode, second.returncode) == (2, 2)
-    assert nothing == ""
-    assert said == "dla train: sequences=3 cannot be divided by the 2 ranks\n"
-    assert not (run / "log.jsonl").exists()
+    assert (first.returncode, second.returncode) == (2, 2), said + nothing
+    assert nothing == "" and said.startswith(f"dla train: {line}") and said.count("\n") == 1, said
 
 
 @pytest.mark.slow

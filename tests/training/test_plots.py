@@ -189,3 +189,73 @@ def test_smoothing_keeps_a_line_straight_and_makes_noise_smaller():
     assert smoothed(noise)[100:].std() < 0.35
     assert smoothed(noise)[0] == noise[0]
     assert series([{"step": 1}, {"step": 2, "x": None}], "x")[0].size == 0
+
+
+ODD = [
+    ({"kind": "step", "step": 9, "loss": "1.5"}, "loss must be a number, got '1.5'"),
+    ({"kind": "step", "step": 9, "loss": True}, "loss must be a number, got True"),
+    ({"kind": "step", "step": 9, "loss": 10**400}, "loss must be a number that a float can hold, got 1000"),
+    ({"kind": "step", "step": 9, "lr": [1]}, "lr must be a number, got [1]"),
+    ({"kind": "step", "step": 9, "grad_norm": {}}, "grad_norm must be a number, got {}"),
+    ({"kind": "step", "step": "9"}, "step must be an integer >= 0, got '9'"),
+    ({"kind": "step", "step": -1}, "step must be an integer >= 0, got -1"),
+    ({"kind": "step", "step": True}, "step must be an integer >= 0, got True"),
+    ({"kind": "step", "step": 10**400}, "step must be an integer <= 1000000000000000, got 1000"),
+    ({"kind": "step"}, "step is missing"),
+    ({"kind": 3, "step": 9}, "kind must be a text, got 3"),
+    ({"step": 9}, "kind is missing"),
+    ([1], "it must be an object {…}, got [1]"),
+    ({"kind": "evaluation", "step": 9, "validation_loss": "x"}, "validation_loss must be a number, got 'x'"),
+    ({"kind": "evaluation", "step": 9, "by_position": [1]}, "by_position must be an object {…}, got [1]"),
+    ({"kind": "evaluation", "step": 9, "by_position": {"x": 1}}, "by_position must be ranges of positions such as"),
+    ({"kind": "evaluation", "step": 9, "by_position": {"0--9": 1}}, "by_position must be ranges of positions such as"),
+    ({"kind": "evaluation", "step": 9, "by_position": {"0-" + "9" * 5000: 1}}, "by_position must be ranges of"),
+    ({"kind": "evaluation", "step": 9, "by_position": {"0-63": "x"}}, "by_position.0-63 must be a number, got 'x'"),
+    ({"kind": "memory", "step": 9, "memory": {}}, "memory must be a list, got {}"),
+    ({"kind": "memory", "step": 9, "memory": [3]}, "memory[0] must be an object {…}, got 3"),
+    ({"kind": "memory", "step": 9, "memory": [{"layer": 0}]}, "memory[0].boundary_rate is missing"),
+    ({"kind": "memory", "step": 9, "memory": [{"layer": 0, "boundary_rate": None}]}, "memory[0].boundary_rate must be"),
+]
+
+
+@pytest.mark.parametrize(("record", "said"), ODD)
+def test_records_of_another_kind(tmp_path, record, said, capsys):
+    folder = write_log(tmp_path / "run", steps=5)
+    text = (folder / "log.jsonl").read_text()
+    (folder / "log.jsonl").write_text(f"\n{json.dumps(record)}\n{text}")  # blank lines are counted
+    assert run([folder], None) == 2
+    error = capsys.readouterr().err
+    assert error.startswith(f"dla train: {folder}/log.jsonl, line 2: not a record of a run: {said}")
+    assert error.count("\n") == 1
+    assert len(error) < 500
+
+
+@pytest.mark.parametrize("line", ["[" * 100_000, '{"a":' * 100_000, "\0", "nul", '{"step": 1' + "0" * 5000])
+def test_lines_that_are_damaged(tmp_path, line, capsys):
+    folder = write_log(tmp_path / "run", steps=5)
+    text = (folder / "log.jsonl").read_text()
+    (folder / "log.jsonl").write_text(f"{line}\n{text}")
+    assert run([folder], None) == 2
+    assert capsys.readouterr().err.endswith("log.jsonl, line 1: not a record of a run: it is damaged\n")
+    (folder / "log.jsonl").write_text(f"{text}{line}")
+    assert run([folder], None) == 0
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("value", ["NaN", "Infinity", "-Infinity", "1e308", "-1e308", "5e-324", "0", "-1", "1e29"])
+def test_numbers_that_no_axis_can_hold(tmp_path, value):
+    """In every place of a log that is drawn."""
+    folder = tmp_path / "run"
+    folder.mkdir()
+    lines = []
+    for step in (0, 1, 2, 10**15):
+        lines += [
+            f'{{"kind": "step", "step": {step}, "loss": {value}, "lr": {value}, "grad_norm": {value}}}',
+            f'{{"kind": "evaluation", "step": {step}, "validation_loss": {value}, "by_position": '
+            f'{{"0-0": {value}, "1-63": 2, "64-999999999999999": {value}}}}}',
+            f'{{"kind": "memory", "step": {step}, "memory": [{{"layer": 0, "boundary_rate": {value}, '
+            f'"live_states": {value}, "W": {value}}}]}}',
+        ]
+    for count in (3, 12):
+        (folder / "log.jsonl").write_text("\n".join(lines[:count]) + "\n")
+        assert run([folder], None) == 0

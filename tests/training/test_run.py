@@ -1,5 +1,6 @@
 """`dla train` from its first step to its last, through interruptions and mistakes."""
 
+import copy
 import json
 import math
 import os
@@ -20,6 +21,7 @@ from dla.cli import main
 from dla.models import DLAForCausalLM
 from dla.training.checkpoint import check
 from dla.training.recipe.read import read_recipe
+from dla.training.run import compare
 from tests.training.common import (
     MODELS,
     SIZES,
@@ -495,6 +497,35 @@ def test_other_text_in_the_same_place_is_refused(tmp_path: Path, capfd: pytest.C
     assert_one_line(capfd, "holds checkpoints with data.checksum=")
 
 
+def test_an_option_that_a_checkpoint_does_not_know_of(tmp_path: Path) -> None:
+    """One that came later and is None counts as what was there before; one that says something does not."""
+    there = {"model": {"tau": 0.6, "gone": None}, "seed": 0}
+    compare(there, {"model": {"tau": 0.6, "new": None}, "seed": 0}, tmp_path)
+    with pytest.raises(ValueError, match=r"checkpoints with model\.new=None, and this recipe has 3; choose another"):
+        compare(there, {"model": {"tau": 0.6, "new": 3}, "seed": 0}, tmp_path)
+    with pytest.raises(ValueError, match=r"checkpoints with model=\[1\], and this recipe has"):
+        compare({"model": [1]}, {"model": {"tau": 0.6}}, tmp_path)
+
+
+def test_streams_with_a_damaged_position(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("datasets")
+    rows = "".join(json.dumps({"text": f"document {i} " * 30}) + "\n" for i in range(40))
+    (tmp_path / "a.jsonl").write_text(rows)
+    data = {"train": f"hf:json:{tmp_path}/a.jsonl", "validation": [], "holdout": 0}
+    recipe, run = write_settings(tmp_path, "single", data=data), tmp_path / "run"
+    assert train(recipe, run, "--schedule.steps", 4) == 0
+    file = run / "checkpoints" / "step-00000004" / "record.json"
+    record = json.loads(file.read_text())
+    changed = copy.deepcopy(record)
+    changed["position"]["streams"][0]["tokens"] = "many"
+    file.write_text(json.dumps(changed))
+    capfd.readouterr()
+    assert train(recipe, run) == 2
+    assert_one_line(capfd, f"{file}: position.streams[0].tokens must be a list, got 'many'")
+    file.write_text(json.dumps(record))
+    assert train(recipe, run) == 0
+
+
 def assert_one_line(captured: pytest.CaptureFixture[str], said: str) -> None:
     out, error = captured.readouterr()
     assert out == "" and len(error.splitlines()) == 1, error
@@ -533,6 +564,37 @@ def test_a_folder_that_is_no_model(tmp_path: Path, content: dict[str, Any], capf
     (tmp_path / "r.toml").write_text(f"[data]\nlength = 64\ntrain = '{tmp_path}/text'\ncache = '{tmp_path}/cache'\n")
     assert train(tmp_path / "r.toml", tmp_path / "run", "--model.load", tmp_path / "model") == 2
     assert_one_line(capfd, str(tmp_path / "model"))
+    assert not (tmp_path / "run" / "log.jsonl").exists()
+
+
+@pytest.mark.parametrize(
+    ("file", "change"),
+    [
+        ("config.json", lambda data: b"[" * 100_000),
+        ("config.json", lambda data: b"[]"),
+        ("config.json", lambda data: data[:50]),
+        ("config.json", lambda data: data.replace(b'"hidden_size": 32', b'"hidden_size": 64')),
+        ("generation_config.json", lambda data: b"[" * 100_000),
+        ("model.safetensors", lambda data: data[:1000]),
+        ("model.safetensors", lambda data: b""),
+    ],
+)
+def test_a_saved_model_that_is_damaged(
+    trained_before: Path,
+    tmp_path: Path,
+    file: str,
+    change: Callable[[bytes], bytes],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    model = tmp_path / "model"
+    assert main(["train", "--export", str(trained_before / "run"), "--out", str(model)]) == 0
+    (model / file).write_bytes(change((model / file).read_bytes()))
+    write_corpus(tmp_path / "text")
+    (tmp_path / "r.toml").write_text(f"[data]\nlength = 64\ntrain = '{tmp_path}/text'\ncache = '{tmp_path}/cache'\n")
+    capsys.readouterr()
+    assert train(tmp_path / "r.toml", tmp_path / "run", "--model.load", model) == 2
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert last.startswith("dla train: ") and ("model.load" in last or str(model) in last)
     assert not (tmp_path / "run" / "log.jsonl").exists()
 
 

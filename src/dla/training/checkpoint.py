@@ -6,7 +6,6 @@ file. It is written as step-00000500.partial and gets its name when all is on di
 """
 
 import base64
-import hashlib
 import json
 import os
 import shutil
@@ -23,18 +22,29 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
 
 from dla.models import DLAForCausalLM
+from dla.training.checkpoint_metadata import read_metadata
 from dla.training.distributed import World
+from dla.training.record import (
+    RECORD,
+    CorruptError,
+    RefusedError,
+    check,
+    file_sha256,
+    name,
+    random_bytes,
+    read_record,
+    reason,
+    steps_in,
+)
+from dla.training.safe_reading import load
 
-RECORD = "record.json"
+__all__ = ["Checkpoints", "CorruptError", "RefusedError", "check", "load_weights", "name"]
+
 PARTIAL, CORRUPT = ".partial", ".corrupt"
 OPTIONS = StateDictOptions(flatten_optimizer_state_dict=True)
 
 # torch warns of what was asked for: a single process saves without the others.
 warnings.filterwarnings("ignore", message="torch.distributed is disabled")
-
-
-class CorruptError(ValueError):
-    """A checkpoint's files are not what was written."""
 
 
 class Checkpoints:
@@ -111,7 +121,7 @@ class Checkpoints:
                 shutil.rmtree(partial, ignore_errors=True)
 
     def _commit(self, step: int, partial: Path, record: dict[str, Any]) -> None:
-        files = {f.name: {"bytes": f.stat().st_size, "sha256": _sha256(f)} for f in sorted(partial.iterdir())}
+        files = {f.name: {"bytes": f.stat().st_size, "sha256": file_sha256(f)} for f in sorted(partial.iterdir())}
         _write(partial / RECORD, json.dumps({**record, "files": files}))
         final = self.folder / name(step)
         partial.rename(final)
@@ -123,79 +133,77 @@ class Checkpoints:
     def _failed(self, step: int, error: BaseException) -> None:
         good = self.steps()
         last = f"the last good one is that of step {good[-1]}" if good else "there is no earlier one"
-        self._error = f"the checkpoint of step {step} could not be written: {_reason(error)}; {last}"
+        self._error = f"the checkpoint of step {step} could not be written: {reason(error)}; {last}"
         self._news.append(self._error)
 
     def steps(self) -> list[int]:
         """The steps of which there is a checkpoint, oldest first."""
-        found = (f.name.removeprefix("step-") for f in self.folder.glob("step-*") if f.is_dir())
-        return sorted(int(number) for number in found if number.isdigit())
+        return steps_in(self.folder)
 
     def newest(self) -> dict[str, Any] | None:
         """The record of the newest checkpoint that is whole. Every rank gets the same.
 
         Those that are not are reported and renamed, so that they neither count nor stand in the way.
+
+        Raises:
+            RefusedError: its files are as its record says, but no run wrote them; it stays where it is.
         """
         found: list[Any] = [None]
         if self.world.main:
-            for step in reversed(self.steps()):
-                folder = self.folder / name(step)
-                try:
-                    found[0] = check(folder)
-                    break
-                except CorruptError as error:
-                    aside = folder.with_suffix(CORRUPT)
-                    shutil.rmtree(aside, ignore_errors=True)
-                    folder.rename(aside)
-                    self.note(f"{error}; it is now {aside.name}, and the one before is tried")
+            try:
+                found[0] = self._newest()
+            except RefusedError as error:  # for all ranks
+                found[0] = error
         if self.world.size > 1:
             torch.distributed.broadcast_object_list(found)
+        if isinstance(found[0], RefusedError):
+            raise found[0]
         record: dict[str, Any] | None = found[0]
         return record
 
+    def _newest(self) -> dict[str, Any] | None:
+        for step in reversed(self.steps()):
+            folder = self.folder / name(step)
+            try:
+                record = check(folder)
+            except CorruptError as error:
+                aside = folder.with_suffix(CORRUPT)
+                shutil.rmtree(aside, ignore_errors=True)
+                folder.rename(aside)
+                self.note(f"{error}; it is now {aside.name}, and the one before is tried")
+                continue
+            read_metadata(folder, record)  # it is read again by every rank, but a model is made before
+            return record
+        return None
+
     def load(self, record: dict[str, Any], model: DLAForCausalLM, optimizer: torch.optim.Optimizer) -> None:
-        """Weights, optimizer and random state of a checkpoint, on however many ranks."""
+        """Weights, optimizer and random state of a checkpoint, on however many ranks.
+
+        Raises:
+            RefusedError: it does not have them, or holds something else.
+        """
         state = _state(model, optimizer)
-        where = self.folder / name(record["step"])
-        dcp.load(state, checkpoint_id=where, process_group=self.world.saving, no_dist=self.world.size == 1)
+        folder = self.folder / name(record["step"])
+        load(folder, record, state, self.world.saving, self.world.size == 1)
         set_state_dict(
             model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"], options=OPTIONS
         )
         if len(record["random"]) == self.world.size:
-            _set_random_state(record["random"][self.world.rank])
-
-
-def name(step: int) -> str:
-    """The folder of a checkpoint."""
-    return f"step-{step:08d}"
-
-
-def check(folder: Path) -> dict[str, Any]:
-    """The record of a checkpoint whose files are all there and as they were written.
-
-    Raises:
-        CorruptError: with the first thing that is wrong.
-    """
-    try:
-        record: dict[str, Any] = json.loads((folder / RECORD).read_text())
-        files = record["files"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise CorruptError(f"{folder} is not a whole checkpoint: {RECORD} cannot be read ({_reason(error)})") from error
-    for file, written in files.items():
-        path = folder / file
-        size = path.stat().st_size if path.is_file() else None
-        if size != written["bytes"]:
-            found = "is missing" if size is None else f"has {size} bytes"
-            raise CorruptError(f"{folder} is corrupt: {file} {found} instead of {written['bytes']}")
-        if _sha256(path) != written["sha256"]:
-            raise CorruptError(f"{folder} is corrupt: {file} does not have its checksum")
-    return record
+            try:
+                _set_random_state(record["random"][self.world.rank])
+            except (RuntimeError, TypeError) as error:
+                where = f"random[{self.world.rank}]"
+                raise RefusedError(f"{folder} is refused: {RECORD}: {where}: {reason(error)}") from error
 
 
 def load_weights(folder: Path, model: DLAForCausalLM) -> None:
-    """The weights alone of a checkpoint, into a model on one process."""
+    """The weights alone of a checkpoint, into a model on one process.
+
+    Raises:
+        RefusedError: it does not have them, or holds something else.
+    """
     state = {"model": model.state_dict()}
-    dcp.load(state, checkpoint_id=folder, no_dist=True)
+    load(folder, read_record(folder), state, None, alone=True)
     model.load_state_dict(state["model"])
 
 
@@ -213,16 +221,11 @@ def _random_state() -> dict[str, str]:
 
 def _set_random_state(states: dict[str, str]) -> None:
     for device, text in states.items():
-        state = torch.frombuffer(bytearray(base64.b64decode(text)), dtype=torch.uint8)
+        state = torch.frombuffer(bytearray(random_bytes(device, text)), dtype=torch.uint8)
         if device == "cpu":
             torch.set_rng_state(state)
         elif torch.cuda.is_available():
             torch.cuda.set_rng_state(state)
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _write(path: Path, text: str) -> None:
@@ -240,15 +243,3 @@ def _sync(folder: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
-
-
-def _reason(error: BaseException) -> str:
-    """The first line of what went wrong at the bottom."""
-    if isinstance(error, CheckpointException) and error.failures:
-        inner = next(iter(error.failures.values()))
-        return _reason(inner[0] if isinstance(inner, tuple) else inner)
-    if error.__cause__ is not None and not isinstance(error, OSError):
-        return _reason(error.__cause__)
-    if isinstance(error, OSError) and error.strerror:
-        return error.strerror
-    return (str(error).strip() or type(error).__name__).splitlines()[0]

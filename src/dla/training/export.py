@@ -7,16 +7,17 @@ import torch
 from transformers.utils.logging import disable_progress_bar
 
 from dla.models import DLAConfig, DLAForCausalLM
-from dla.training.checkpoint import CorruptError, check, load_weights, name
+from dla.training.checkpoint import load_weights
 from dla.training.data.corpus import find_tokenizer
 from dla.training.recipe.read import model_config, read_recipe
+from dla.training.record import CorruptError, check, name, steps_in
 
 
 def export(run: Path, out: Path | None = None, step: int | None = None) -> Path:
     """Save the model of a checkpoint (None: the newest whole one), with its tokenizer, to ``out`` (None: run/model).
 
     Raises:
-        ValueError: there is no such run or checkpoint.
+        ValueError: there is no such run or checkpoint, or it cannot be read.
     """
     if not (run / "recipe.toml").is_file():
         raise ValueError(f"{run} is not the folder of a run: it has no recipe.toml")
@@ -42,25 +43,25 @@ def run(folder: Path, out: Path | None, step: int | None) -> int:
     """`dla train --export`; the exit code."""
     try:
         print(export(folder, out, step))
-    except ValueError as error:
-        print(f"dla train: {error}", file=sys.stderr)
+    except (ValueError, OSError, ImportError) as error:
+        print(f"dla train: {' '.join(str(error).split())}", file=sys.stderr)
         return 2
     return 0
 
 
 def _find(checkpoints: Path, step: int | None) -> Path:
     """The folder of a checkpoint that is whole."""
+    steps = steps_in(checkpoints)
     if step is not None:
-        if not (checkpoints / name(step)).is_dir():
-            steps = sorted(int(f.name.removeprefix("step-")) for f in checkpoints.glob("step-????????"))
+        if step not in steps:
             there = ", ".join(map(str, steps))
             raise ValueError(f"{checkpoints} has no checkpoint of step {step}; there are those of {there or 'none'}")
         check(checkpoints / name(step))
         return checkpoints / name(step)
-    for folder in sorted(checkpoints.glob("step-????????"), reverse=True):
+    for found in reversed(steps):
         try:
-            check(folder)
-            return folder
+            check(checkpoints / name(found))
+            return checkpoints / name(found)
         except CorruptError as error:
             print(f"{error}; trying the one before", file=sys.stderr)
     raise ValueError(f"{checkpoints} has no whole checkpoint")

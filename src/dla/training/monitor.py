@@ -153,7 +153,7 @@ def read_lines(file: Path) -> list[Record | None]:
 
 def _record(line: Line) -> Record | None:
     record = line.value
-    whole = isinstance(record, dict) and isinstance(record.get("kind"), str) and isinstance(record.get("step"), int)
+    whole = isinstance(record, dict) and isinstance(record.get("kind"), str) and type(record.get("step")) is int
     return record if whole else None
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,7 +24,8 @@ from dla.plotting import (
     styles,
     tidy,
 )
-from dla.training.monitor import LOG, Record, read_lines
+from dla.training.monitor import Record
+from dla.training.read_log import Run, read_run
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -37,18 +37,9 @@ TOP, GAP, FOOT = 0.35, 0.75, 0.85  # inches above, between and below the rows
 LOSS, SMALL = 2.7, 1.35  # inches: the rows' heights
 BETWEEN = 0.075  # columns, in fractions of the width
 SMOOTH = 100  # smoothing reaches over this part of the run to either side
+LARGEST = 1e30  # numbers from here on, and those that are not finite, are not drawn
 TICKS = 7  # most of them on the axis of positions
 MEMORY = {"boundary_rate": "Boundary rate", "live_states": "Live states", "W": "W, dense states a read"}
-
-
-@dataclass(frozen=True)
-class Run:
-    """The records of a log, by kind."""
-
-    name: str
-    steps: list[Record]
-    evaluations: list[Record]
-    memory: list[Record]
 
 
 Points = tuple[Floats, Floats]
@@ -90,21 +81,6 @@ def names(folders: Sequence[Path]) -> list[str]:
 def _shortened(name: str) -> str:
     """Without the middle of a long name: runs of a series most often differ at the end."""
     return name if len(name) <= LONGEST else f"{name[: LONGEST // 3]}…{name[len(name) - LONGEST // 2 :]}"
-
-
-def read_run(folder: Path, name: str) -> Run:
-    """The log of a run's folder. A last line that is still being written, or was cut short, is left out."""
-    file = folder / LOG
-    if not file.is_file():
-        raise ValueError(f"{folder} is not the folder of a run: it has no {LOG}")
-    lines = read_lines(file)
-    records = [line for line in lines if line is not None]
-    if None in lines[:-1]:
-        raise ValueError(f"{file}, line {lines.index(None) + 1}: not a record of a run")
-    kinds = {kind: [r for r in records if r["kind"] == kind] for kind in ("step", "evaluation", "memory")}
-    if not kinds["step"]:
-        raise ValueError(f"{file} holds no step yet")
-    return Run(name, kinds["step"], kinds["evaluation"], [r for r in kinds["memory"] if r.get("memory")])
 
 
 def draw(runs: Sequence[Run]) -> bytes:
@@ -214,7 +190,7 @@ def _memory_panel(name: str) -> Panel:
         for r in runs:
             if not r.memory:
                 continue
-            layers = [np.array([layer[name] for layer in record["memory"]]) for record in r.memory]
+            layers = [_memory(record, name) for record in r.memory]
             steps = [record["step"] for record in r.memory]
             look, mean = style[r.name], [x.mean() for x in layers]
             ax.fill_between(steps, [x.min() for x in layers], [x.max() for x in layers], color=look.colour,
@@ -227,15 +203,21 @@ def _memory_panel(name: str) -> Panel:
     return panel
 
 
+def _memory(record: Record, name: str) -> Floats:
+    """A figure of every layer; one that cannot be drawn makes a gap."""
+    values = np.array([layer[name] for layer in record["memory"]], dtype=np.float64)
+    return np.where(np.abs(values) < LARGEST, values, np.nan)
+
+
 # What the panels share.
 
 
 def series(records: Sequence[Record], name: str) -> Points:
-    """Steps and values of a figure, where it is there and finite."""
+    """Steps and values of a figure, where it is there and can be drawn."""
     points = [(r["step"], r[name]) for r in records if isinstance(r.get(name), int | float)]
     steps, values = np.array(points, dtype=np.float64).reshape(-1, 2).T
-    finite = np.isfinite(values)
-    return steps[finite], values[finite]
+    drawn = np.abs(values) < LARGEST  # a nan is not
+    return steps[drawn], values[drawn]
 
 
 def smoothed(values: Floats) -> Floats:
@@ -273,20 +255,20 @@ def _by_position(run: Run) -> dict[int, float]:
     """Loss by the end of the stretch of positions, of the last evaluation."""
     last: Record = run.evaluations[-1] if run.evaluations else {}
     points = {int(key.rpartition("-")[2]) + 1: loss for key, loss in last.get("by_position", {}).items()}
-    return {end: points[end] for end in sorted(points) if np.isfinite(points[end])}
+    return {end: points[end] for end in sorted(points) if abs(points[end]) < LARGEST}
 
 
 def _log_scale(ax: Axes, shown: Floats) -> None:
     """A logarithmic axis with plain numbers that holds what is shown; a rare step may lie outside."""
     from matplotlib.ticker import LogLocator, MaxNLocator
 
-    positive = shown[shown > 0]
+    positive = shown[shown > 1 / LARGEST]
     if not len(positive):
         return
     low, high = positive.min(), positive.max()
     room = max((high / low) ** 0.06, 1.02)
+    ax.set_ylim(low / room, high * room)  # first: there is no room around one large number by itself
     ax.set_yscale("log", subs=[])
-    ax.set_ylim(low / room, high * room)
     ax.minorticks_off()
     subs = (1, 1.5, 2, 2.5, 3, 4, 5, 6, 8) if high < 6 * low else (1, 2, 3, 5) if high < 30 * low else (1,)
     ax.yaxis.set_major_locator(
@@ -299,7 +281,7 @@ def _step_axis(ax: Axes, runs: Sequence[Run], ticks: int = 4) -> None:
     from matplotlib.ticker import MaxNLocator
 
     last = max(r.steps[-1]["step"] for r in runs)
-    ax.set_xlim(0, last)
+    ax.set_xlim(0, max(last, 1))
     ax.xaxis.set_major_locator(MaxNLocator(ticks, integer=True, steps=[1, 2, 2.5, 5, 10]))
     ax.xaxis.set_major_formatter(lambda x, _: _count(x, 1000))
     ax.set_xlabel("step", fontsize=FONT, color=INK)

@@ -17,13 +17,15 @@ from dla.machine import ensure_half_precision, keep_freed_memory
 from dla.models import DLAConfig, DLAForCausalLM
 from dla.training.checkpoint import Checkpoints
 from dla.training.data.corpus import Corpus, feed_of, open_corpus
-from dla.training.data.feed import Micro, evaluation_batches, prefetched
+from dla.training.data.feed import DataError, Micro, evaluation_batches, prefetched, reading
 from dla.training.distributed import World, join, leave
 from dla.training.evaluate import evaluate
 from dla.training.export import export
+from dla.training.fields import shown
 from dla.training.monitor import LOG, Monitor, read_lines
 from dla.training.recipe import Recipe
 from dla.training.recipe.read import model_config, read_recipe, write_recipe
+from dla.training.record import RECORD, name
 from dla.training.speed import forward_flops, peak_flops
 from dla.training.trainer import DivergedError, Outcome, Trainer
 from dla.training.watch_memory import memory_of
@@ -45,16 +47,18 @@ def run(recipe: str | Path, overrides: Sequence[str] = ()) -> int:
         return 2
     try:
         return made.train()
-    except DivergedError as error:
+    except (DivergedError, DataError) as error:
         made.checkpoints.finish()
-        _complain(f"{error}; the last checkpoint is that of step {(made.checkpoints.steps() or [0])[-1]}")
-        return 1
+        mine = isinstance(error, DataError)  # other ranks read other data
+        _complain(f"{error}; the last checkpoint is that of step {(made.checkpoints.steps() or [0])[-1]}", mine)
+        return 2 if mine else 1
     finally:
         leave(made.world)
 
 
-def _complain(error: object) -> None:
-    if int(os.environ.get("RANK", 0)) == 0:
+def _complain(error: object, mine: bool = False) -> None:
+    """On the main rank for all of them, or for this one."""
+    if mine or int(os.environ.get("RANK", 0)) == 0:
         print(f"dla train: {' '.join(str(error).split())}", file=sys.stderr)
 
 
@@ -82,6 +86,7 @@ class Run:
         record = self.checkpoints.newest()
         if record is not None:
             compare(record["identity"], self.identity, self.folder)
+            self._check_position(record)
         self.trainer = self._make_trainer(config)
         if record is not None:
             self.checkpoints.load(record, self.trainer.model, self.trainer.optimizer)
@@ -93,6 +98,12 @@ class Run:
         if self.world.main:
             (self.folder / "recipe.toml").write_text(write_recipe(recipe))
 
+    def _check_position(self, record: dict[str, Any]) -> None:
+        try:
+            self.feed.check(record["position"])
+        except ValueError as error:
+            raise ValueError(f"{self.checkpoints.folder / name(record['step']) / RECORD}: {error}") from error
+
     def _early(self, text: str) -> None:
         if self.world.main:
             print(text, file=sys.stderr)
@@ -101,7 +112,7 @@ class Run:
         recipe = self.recipe
         torch.manual_seed(recipe.seed)
         load = recipe.model.get("load")
-        model = DLAForCausalLM.from_pretrained(load) if load else DLAForCausalLM(config)
+        model = _saved(load) if load else DLAForCausalLM(config)
         model = model.double() if recipe.compute.dtype == "float64" else model.float()
         if recipe.compute.recompute:
             model.gradient_checkpointing_enable({"use_reentrant": False})
@@ -139,7 +150,7 @@ class Run:
 
     def train(self) -> int:
         """To the last step, or until a signal; the exit code."""
-        batches = prefetched(self.feed.batches(self.position))
+        batches = reading(prefetched(self.feed.batches(self.position)))
         with Signals() as asked, self.monitor:
             stop = ""
             if _due(self.step, self.recipe.evaluation.every) and 0 < self.step < self.recipe.schedule.steps:
@@ -201,7 +212,7 @@ class Run:
             rank=self.world.rank,
             world=self.world.size,
         )
-        self.monitor.evaluation({"step": self.step, **evaluate(self.trainer, micros)})
+        self.monitor.evaluation({"step": self.step, **evaluate(self.trainer, reading(micros))})
 
     def _save(self, wait: bool = False) -> None:
         record = {"position": self.position, "identity": self.identity}
@@ -263,17 +274,27 @@ def identity(recipe: Recipe, config: DLAConfig, corpus: Corpus) -> dict[str, Any
 
 def compare(there: dict[str, Any], here: dict[str, Any], folder: Path) -> None:
     """Refuse a checkpoint of something else."""
-    for name, wanted in here.items():
-        found = there.get(name)
-        if found == wanted:
-            continue
+    for what, wanted in here.items():
+        found = there.get(what)
         if isinstance(wanted, dict) and isinstance(found, dict):
-            key = next(k for k in {**wanted, **found} if wanted.get(k) != found.get(k))
-            name, wanted, found = f"{name}.{key}", wanted.get(key), found.get(key)
-        raise ValueError(
-            f"{folder} holds checkpoints with {name}={found!r}, and this recipe has {wanted!r}; "
-            "choose another run folder"
-        )
+            pairs = [(f"{what}.{key}", wanted.get(key), found.get(key)) for key in {**wanted, **found}]
+        else:
+            pairs = [(what, wanted, found)]
+        for field, mine, theirs in pairs:  # one that was not there is as one that is None
+            if mine != theirs:
+                raise ValueError(
+                    f"{folder} holds checkpoints with {field}={shown(theirs)}, and this recipe has {mine!r}; "
+                    "choose another run folder"
+                )
+
+
+def _saved(folder: str) -> DLAForCausalLM:
+    """The model of a folder."""
+    try:
+        model: DLAForCausalLM = DLAForCausalLM.from_pretrained(folder)
+    except (RuntimeError, AttributeError, TypeError, KeyError) as error:  # of transformers: sizes, other JSON
+        raise ValueError(f"model.load: {folder} cannot be loaded: {' '.join(str(error).split())}") from error
+    return model
 
 
 def _plain(value: Any) -> Any:

@@ -3,6 +3,7 @@
 import gzip
 import json
 import os
+import random
 from pathlib import Path
 
 import pytest
@@ -175,3 +176,15 @@ def test_the_fingerprint_follows_the_files(tmp_path: Path) -> None:
     assert len({first, second, third, fingerprint(source)}) == 4
     assert fingerprint(Source("stdlib")) == fingerprint(Source("stdlib"))
     assert fingerprint(Source("hf:x")) != fingerprint(Source("hf:x", split="test"))
+
+
+def test_files_that_are_damaged(tmp_path: Path) -> None:
+    (tmp_path / "deep.jsonl").write_text('{"text": "a"}\n' + "[" * 200_000)
+    with pytest.raises(ValueError, match=r"line 2 of .*deep\.jsonl is no JSON: "):
+        read(str(tmp_path / "deep.jsonl"))
+    packed = bytearray(gzip.compress(random.Random(0).randbytes(5000)))
+    packed[10] ^= 0xFF  # of the compressed data itself, which its sum would come after
+    for name in ("text.txt.gz", "lines.jsonl.gz"):
+        (tmp_path / name).write_bytes(packed)
+        with pytest.raises(ValueError, match=f"{name} cannot be read: "):
+            read(str(tmp_path / name))

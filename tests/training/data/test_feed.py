@@ -15,7 +15,7 @@ from torch import Tensor
 
 from dla.models.loss import IGNORED
 from dla.text import ByteTokenizer
-from dla.training.data.feed import Micro, ShardFeed, evaluation_batches, prefetched
+from dla.training.data.feed import DataError, Micro, ShardFeed, evaluation_batches, prefetched, reading
 from dla.training.data.order import Mixture
 from dla.training.data.shard_writer import build
 from dla.training.data.shards import Shards
@@ -351,6 +351,23 @@ def test_prefetching_can_be_closed(shards: list[Shards]) -> None:
     plain = shard_feed(shards).batches()
     for _ in range(3):
         assert joined(next(ahead)[0]) == joined(next(plain)[0])
+    assert threads() == 1
+    ahead.close()
+    assert threads() == 0
+
+
+def test_what_is_wrong_with_the_data_is_told_from_what_is_not(shards: list[Shards]) -> None:
+    def items(error: BaseException) -> Iterator[int]:
+        yield 1
+        raise error
+
+    for error in (ValueError("a token"), OSError("a disk")):
+        with pytest.raises(DataError, match=str(error)):
+            list(reading(items(error)))
+    with pytest.raises(KeyError):
+        list(reading(items(KeyError("a mistake"))))
+    ahead = reading(prefetched(shard_feed(shards).batches()))
+    next(ahead)
     assert threads() == 1
     ahead.close()
     assert threads() == 0

@@ -42,7 +42,7 @@ def make(folder: Path, documents: list[str], **options: object) -> Shards:
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in folder.iterdir() if path.name != ".lock"}
+    return {path.name: path.read_bytes() for path in folder.iterdir() if path.name not in (".lock", ".verified")}
 
 
 def test_every_range_across_shards(tmp_path: Path) -> None:

@@ -211,6 +211,15 @@ WRONG = [
     ("[data]\ntrain = [{ path = 'a', weight = 'x' }]", "data.train[0].weight must be a number, got 'x'"),
     ("[optimizer]\nlr = 1" + "0" * 400, "optimizer.lr must be a number, got 1000"),
     ("extends = 3", "extends must be a string, got 3"),
+    ('extends = "a\\u0000b"', "extends must be a string, got 'a\\x00b'"),
+    ("model" + ".a" * 100_000 + " = 1", "is not valid TOML: a key has more than a hundred parts"),
+    ('"model"' + ' . "a"' * 50_000 + " = 1", "is not valid TOML: a key has more than a hundred parts"),
+    ("[model" + ".a" * 100_000 + "]", "is not valid TOML: a key has more than a hundred parts"),
+    (
+        "[optimizer]\nlr" + ".a" * 90 + " = 1",
+        "optimizer.lr must be a number, got {'a': {'a': {'a': {'a': {'a': {'a': {...}",
+    ),
+    (f"seed = '{'a' * 10_000}'", "seed must be an integer, got 'aaaaaaaaaaaaaa"),
     ("seed = ", "is not valid TOML: Invalid value"),
 ]
 

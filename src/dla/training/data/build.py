@@ -53,7 +53,7 @@ def run(
 def check(folder: Path, as_json: bool = False) -> int:
     """Compare all files of a folder of tokens with their sums, and describe it; the exit code."""
     try:
-        shards = Shards(folder)
+        shards = Shards(folder, verified=True)
         shards.verify()
     except (ValueError, OSError) as error:
         return _refused(error)

@@ -122,7 +122,7 @@ class _Plan:
         made = is_shards(source.path)
         folder = Path(source.path) if made else self.folder(source, ALL)
         return _Part(
-            lambda: None if made else self.build(source, folder),
+            lambda: self.verify(folder) if made else self.build(source, folder),
             lambda: (self.long_enough(self.open(source, folder), source.path), None),
         )
 
@@ -161,6 +161,10 @@ class _Plan:
             keep=keep,
             progress=self.progress,
         )
+
+    def verify(self, folder: Path) -> None:
+        """Read tokens that somebody else made, the first time; the other processes will find that it was done."""
+        Shards(folder)
 
     def open(self, source: Source, folder: Path) -> Shards:
         """The tokens of a folder, if they are this model's."""

@@ -6,6 +6,7 @@ import hashlib
 import json
 import sys
 import sysconfig
+import zlib
 from collections.abc import Iterable, Iterator
 from itertools import islice
 from pathlib import Path
@@ -129,7 +130,7 @@ def _text(path: Path) -> str:
             if b"\0" in head:
                 raise ValueError(f"{path} is no text: there are NUL bytes in it")
             return (head + file.read()).decode("utf-8", errors="surrogateescape")
-    except (OSError, EOFError) as e:
+    except (OSError, EOFError, zlib.error) as e:
         raise ValueError(f"{path} cannot be read: {e}") from e
 
 
@@ -140,7 +141,7 @@ def _json_lines(path: Path, field: str) -> Iterator[str]:
             continue
         try:
             row = json.loads(line)
-        except (json.JSONDecodeError, UnicodeDecodeError) as e:
+        except (ValueError, RecursionError) as e:
             raise ValueError(f"{where} is no JSON: {e}") from e
         if not isinstance(row, dict):
             raise ValueError(f"{where} is a {type(row).__name__}, accepted is one JSON object a line")
@@ -151,7 +152,7 @@ def _lines(path: Path) -> Iterator[bytes]:
     try:
         with _open(path) as file:
             yield from file
-    except (OSError, EOFError) as e:
+    except (OSError, EOFError, zlib.error) as e:
         raise ValueError(f"{path} cannot be read: {e}") from e
 
 

@@ -15,11 +15,16 @@ from torch import Tensor
 from dla.models.loss import IGNORED
 from dla.training.data.order import Mixture
 from dla.training.data.shards import Shards
+from dla.training.fields import Fields
 
 Item = TypeVar("Item")
 Position = dict[str, Any]  # where a feed stands, as JSON can hold it
 DOCUMENTS = ("packed", "concatenated")
 LOOKUP = 64  # steps whose sequences are looked up together
+
+
+class DataError(ValueError):
+    """Data that was good when a run began cannot be read any more."""
 
 
 @dataclass
@@ -145,6 +150,10 @@ class ShardFeed:
         self.shards = list(shards)
         self.mixture = Mixture([sequences_of(s, length) for s in self.shards], weights, seed)
 
+    def check(self, position: Position) -> None:
+        """Refuse a position that is none of this feed's."""
+        Fields(position, "position").integer("step")
+
     def batches(self, position: Position | None = None) -> Iterator[tuple[list[Micro], Position]]:
         """Endless: this rank's micro-batches of each step, and where the feed stands after them."""
         shape = self.shape
@@ -195,6 +204,14 @@ def evaluation_batches(
 
 def _nothing(length: int) -> Micro:
     return Micro(torch.zeros(1, length, dtype=torch.int64), torch.full((1, length), IGNORED), None)
+
+
+def reading(items: Iterable[Item]) -> Generator[Item, None, None]:
+    """The items of an iterator; what it finds wrong with the data is raised as a DataError."""
+    try:
+        yield from items
+    except (ValueError, OSError) as error:
+        raise DataError(str(error)) from error
 
 
 def prefetched(iterator: Iterable[Item], depth: int = 2) -> Generator[Item, None, None]:

@@ -12,7 +12,9 @@ from typing import IO, Any
 import numpy as np
 
 from dla.training.data.encoding import encode, end_token, tokenizer_fingerprint, vocabulary_size
-from dla.training.data.shards import DTYPES, ENDS_DTYPE, FORMAT, INDEX, Shards, ends_file, read_index, token_file
+from dla.training.data.shard_index import DTYPES, ENDS_DTYPE, FORMAT, INDEX, ends_file, read_index, token_file
+from dla.training.data.shards import Shards
+from dla.training.data.verified import STAMP
 
 SHARD_TOKENS = 2**27
 BATCH_DOCUMENTS = 1024  # that are tokenised together,
@@ -179,14 +181,14 @@ def _settings(tokenizer: Any, name: str, source: str, shard_tokens: int) -> dict
 def _begin(folder: Path, settings: dict[str, Any]) -> dict[str, Any]:
     """The folder's index: a new one, or the one that is there if it was made with the same settings."""
     if not (folder / INDEX).is_file():
-        known = (LOCK, _temporary(Path(INDEX)).name)
+        known = (LOCK, STAMP, _temporary(Path(INDEX)).name)
         others = sorted(path.name for path in folder.iterdir() if path.name not in known)
         if others:
             raise ValueError(f"{folder} is not empty ({others[0]}, …) and has no {INDEX}; give a new folder")
         index = {**settings, "documents": 0, "tokens": 0, "shards": [], "complete": False}
         _write_index(folder, index)
         return index
-    index = read_index(folder)
+    index, _ = read_index(folder)
     if index["tokenizer_fingerprint"] != settings["tokenizer_fingerprint"]:
         raise ValueError(
             f"{folder} was begun with the tokenizer {index['tokenizer']}, now it is another, {settings['tokenizer']}; "

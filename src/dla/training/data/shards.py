@@ -1,15 +1,10 @@
 """Tokens on disk, as files that are mapped into memory: `Shards` reads what `build` in shard_writer.py wrote.
 
-A folder holds, for each shard, ``tokens-00000.bin`` (uint16 where the vocabulary fits, else uint32, little endian) and
-``ends-00000.bin`` (int64: where each document ends, in tokens from the shard's beginning), and ``index.json``. No
-document crosses shards; each ends with an end token.
+shard_index.py says what a folder holds.
 """
 
 import bisect
 import contextlib
-import hashlib
-import json
-import sys
 from collections.abc import Iterator
 from itertools import accumulate
 from os import PathLike
@@ -18,65 +13,44 @@ from typing import Any
 
 import numpy as np
 
-FORMAT = 1
-INDEX = "index.json"
-DTYPES: dict[str, np.dtype[Any]] = {"uint16": np.dtype("<u2"), "uint32": np.dtype("<u4")}
-ENDS_DTYPE = np.dtype("<i8")
+from dla.training.data.shard_index import DTYPES, ENDS_DTYPE, INDEX, ends_file, is_shards, read_index, token_file
+from dla.training.data.verified import ensure, files_of, token_error, verify
 
-
-def token_file(shard: int) -> str:
-    return f"tokens-{shard:05d}.bin"
-
-
-def ends_file(shard: int) -> str:
-    return f"ends-{shard:05d}.bin"
-
-
-def is_shards(folder: str | PathLike[str]) -> bool:
-    """Whether a folder was made by `dla data build`, finished or not."""
-    try:
-        index = json.loads((Path(folder) / INDEX).read_text())
-    except (OSError, ValueError):
-        return False
-    return isinstance(index, dict) and "format" in index and "shards" in index
-
-
-def read_index(folder: Path) -> dict[str, Any]:
-    """The index of a folder, of a format that is known here."""
-    if not (folder / INDEX).is_file():
-        raise ValueError(f"{folder} holds no tokens: there is no {INDEX}; `dla data build` makes such folders")
-    try:
-        index = json.loads((folder / INDEX).read_text())
-        version = index["format"]
-    except (ValueError, KeyError, TypeError) as e:
-        raise ValueError(f"{folder / INDEX} is no index of tokens: {e!r}") from e
-    if version != FORMAT:
-        raise ValueError(f"{folder / INDEX} has format {version!r}, this version of dla reads {FORMAT}")
-    return dict(index)
+__all__ = ["Shards", "is_shards"]
 
 
 class Shards:
     """The tokens of a folder as one long row, or those from ``start`` to ``stop`` of it (None: to the end).
 
-    Opening reads the index and looks at the files' sizes; they are mapped when they are first read. It can be pickled,
-    and read by several threads.
+    Opening checks the index and the files' sizes, and on the first use of a folder also their sums (verified.py); files
+    are mapped when they are first read. It can be pickled, and read by several threads.
+
+    Args:
+        verified: their sums have been compared, or somebody is about to: do not do it here.
+
+    Raises:
+        ValueError: something is not as it was written, and what.
     """
 
-    def __init__(self, folder: str | PathLike[str], start: int = 0, stop: int | None = None) -> None:
+    def __init__(
+        self, folder: str | PathLike[str], start: int = 0, stop: int | None = None, *, verified: bool = False
+    ) -> None:
         self.folder = Path(folder)
-        self.index = read_index(self.folder)
+        self.index, self._index_sum = read_index(self.folder)
         if not self.index["complete"]:
             raise ValueError(f"{self.folder} is not finished: call again what was building it, and it goes on")
         self.dtype = DTYPES[self.index["dtype"]]
         self._offsets = [0, *accumulate(shard["tokens"] for shard in self.index["shards"])]
         self._maps: dict[str, np.ndarray] = {}
         self._check_sizes()
+        if not verified:
+            ensure(self.folder, self.index, self._index_sum)
         self.start, self.stop = start, self._offsets[-1] if stop is None else stop
         if not 0 <= self.start <= self.stop <= self._offsets[-1]:
             raise ValueError(f"start, stop must be in 0 … {self._offsets[-1]} of {self.folder}, got {start}, {stop}")
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Shards, (self.folder, self.start, self.stop)
+        return _again, (self.folder, self.start, self.stop)
 
     @property
     def tokens(self) -> int:
@@ -104,15 +78,22 @@ class Shards:
 
     def part(self, start: int, stop: int) -> "Shards":
         """The tokens from ``start`` to ``stop`` by themselves."""
-        return Shards(self.folder, self.start + start, self.start + stop)
+        return _again(self.folder, self.start + start, self.start + stop)
 
     def read(self, start: int, stop: int) -> np.ndarray:
-        """[stop - start] int64: the tokens from ``start`` to ``stop``, over as many shards as it takes."""
+        """[stop - start] int64: the tokens from ``start`` to ``stop``, over as many shards as it takes.
+
+        Raises:
+            ValueError: the range is none of these tokens, or one of them is past the vocabulary.
+        """
         if not 0 <= start <= stop <= self.tokens:
             raise ValueError(f"start, stop must be in 0 … {self.tokens} of {self.folder}, got {start}, {stop}")
         out = np.empty(stop - start, dtype=np.int64)
         for shard, a, b, at in self._pieces(self.start + start, self.start + stop):
-            out[at : at + b - a] = self._map(token_file(shard), self.dtype)[a:b]
+            piece = self._map(token_file(shard), self.dtype)[a:b]
+            if piece.max() >= self.vocab_size:  # the file may have been changed since it was verified
+                raise token_error(self.folder / token_file(shard), piece, a, self.vocab_size)
+            out[at : at + b - a] = piece
         return out
 
     def document_starts(self, start: int, stop: int) -> np.ndarray:
@@ -130,19 +111,7 @@ class Shards:
         Raises:
             ValueError: a file is not as it was written, and which.
         """
-        from tqdm import tqdm  # type: ignore[import-untyped]
-
-        total = sum(self._size(file) for file, *_ in self._files())
-        quiet = not progress or not sys.stderr.isatty()
-        with tqdm(total=total, desc="verifying", unit="B", unit_scale=True, disable=quiet) as bar:
-            for file, _, sha256 in self._files():
-                digest = hashlib.sha256()
-                with (self.folder / file).open("rb") as data:
-                    while piece := data.read(1 << 22):
-                        digest.update(piece)
-                        bar.update(len(piece))
-                if digest.hexdigest() != sha256:
-                    raise ValueError(f"{self.folder / file} is corrupt: its sha256 is not that of {INDEX}")
+        verify(self.folder, self.index, self._index_sum, progress)
 
     def _starts(self, start: int, stop: int) -> np.ndarray:
         """As ``document_starts``, in positions of the whole folder: a document begins where another ends."""
@@ -169,19 +138,17 @@ class Shards:
             mapped = self._maps[file] = np.asarray(np.memmap(self.folder / file, dtype=dtype, mode="r"))
         return mapped
 
-    def _files(self) -> Iterator[tuple[str, int, str]]:
-        """(name, size, sum) of the files, as the index has them."""
-        for i, shard in enumerate(self.index["shards"]):
-            yield token_file(i), shard["tokens"] * self.dtype.itemsize, shard["sha256"]["tokens"]
-            yield ends_file(i), shard["documents"] * ENDS_DTYPE.itemsize, shard["sha256"]["ends"]
-
-    def _size(self, file: str) -> int:
-        with contextlib.suppress(FileNotFoundError):
-            return (self.folder / file).stat().st_size
-        raise ValueError(f"{self.folder / file} is missing")
-
     def _check_sizes(self) -> None:
-        for file, size, _ in self._files():
-            there = self._size(file)
+        for file, size, _ in files_of(self.index):
+            there = None
+            with contextlib.suppress(FileNotFoundError):
+                there = (self.folder / file).stat().st_size
+            if there is None:
+                raise ValueError(f"{self.folder / file} is missing")
             if there != size:
                 raise ValueError(f"{self.folder / file} has {there} bytes, by {INDEX} it should have {size}")
+
+
+def _again(folder: Path, start: int, stop: int) -> Shards:
+    """Shards of a folder that was verified when it was opened, by this process or by the one that sent them here."""
+    return Shards(folder, start, stop, verified=True)

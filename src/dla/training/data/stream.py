@@ -1,15 +1,16 @@
 """Sequences from datasets that are streamed: every rank reads all of them and keeps its own rows."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import islice
+from itertools import islice, pairwise
 from typing import Any
 
 import numpy as np
 
 from dla.training.data.documents import hub_dataset, text_of
-from dla.training.data.encoding import encode
+from dla.training.data.encoding import encode, vocabulary_size
 from dla.training.data.feed import Micro, Position, Row, Shape
 from dla.training.data.order import Draws
+from dla.training.fields import Fields, integer, refuse
 from dla.training.recipe import Source
 
 BATCH_DOCUMENTS = 64  # that are tokenised together,
@@ -47,6 +48,17 @@ class StreamFeed:
         if len(self.sources) != self.draws.sources:
             raise ValueError(f"sources has {len(self.sources)} entries, weights {self.draws.sources}")
 
+    def check(self, position: Position) -> None:
+        """Refuse a position that is none of this feed's; whether a dataset takes its own is seen when it is read."""
+        fields = Fields(position, "position")
+        fields.integer("step")
+        streams = fields.items("streams")
+        if len(streams) != len(self.sources):
+            raise refuse("position.streams", f"a list of {len(self.sources)}, one for each source", streams)
+        tokens = vocabulary_size(self.tokenizer)
+        for i, state in enumerate(streams):
+            _check_state(Fields(state, f"position.streams[{i}]"), tokens)
+
     def batches(self, position: Position | None = None) -> Iterator[tuple[list[Micro], Position]]:
         """Endless: this rank's micro-batches of each step, and where the feed stands after them."""
         shape = self.shape
@@ -62,6 +74,22 @@ class StreamFeed:
             rows = [streams[source].next_row() for source in turns.tolist()]
             step += 1
             yield shape.micros(rows[mine]), {"step": step, "streams": [stream.state() for stream in streams]}
+
+
+def _check_state(state: Fields, vocab_size: int) -> None:
+    """Refuse what no stream gave as its state."""
+    for name in ("epoch", "documents", "texts"):
+        state.integer(name)
+    tokens, starts = state.items("tokens"), state.items("starts")
+    for name, numbers in (("tokens", tokens), ("starts", starts)):
+        for i, number in enumerate(numbers):
+            integer(f"{state.name(name)}[{i}]", number)
+    if tokens and max(tokens) >= vocab_size:
+        raise refuse(state.name("tokens"), f"tokens below {vocab_size}, as the tokenizer has", max(tokens))
+    if starts and any(a >= b for a, b in pairwise([0, *starts, len(tokens)])):
+        raise refuse(state.name("starts"), f"rising numbers from 1 to below the {len(tokens)} tokens", starts)
+    if state["dataset"] is not None:
+        state.fields("dataset")
 
 
 class Stream:
@@ -101,7 +129,10 @@ class Stream:
         self._dataset = self.open_source(self.source)
         self._state = state
         if state is not None:
-            self._dataset.load_state_dict(state)  # type: ignore[attr-defined]
+            try:
+                self._dataset.load_state_dict(state)  # type: ignore[attr-defined]
+            except Exception as e:  # whatever a dataset may say to a state that is none of its own
+                raise ValueError(f"{self._unread()} does not take the position of the checkpoint: {_reason(e)}") from e
         self._rows = iter(self._dataset)
         if state is None:
             for _ in islice(self._rows, self.documents):
@@ -126,7 +157,10 @@ class Stream:
         texts: list[str] = []
         size = 0
         while len(texts) < BATCH_DOCUMENTS and size < BATCH_CHARACTERS:
-            row = next(self._rows, None)
+            try:
+                row = next(self._rows, None)
+            except Exception as e:  # whatever the hub, the network or a file may say
+                raise ValueError(f"{self._unread()} cannot be read: {_reason(e)}") from e
             if row is None:
                 break
             text = text_of(row, self.source.field, f"row {self.documents} of {self.source.path}")
@@ -138,3 +172,10 @@ class Stream:
         if hasattr(self._dataset, "state_dict"):
             self._state = self._dataset.state_dict()
         return texts
+
+    def _unread(self) -> str:
+        return f"the source {self.source.path}, after {self.documents} documents,"
+
+
+def _reason(error: Exception) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"

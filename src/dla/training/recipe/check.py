@@ -5,6 +5,7 @@ from math import inf
 from operator import attrgetter
 from typing import Any
 
+from dla.training.fields import shown
 from dla.training.recipe.configure import check_model
 from dla.training.recipe.schema import TYPES
 from dla.training.recipe.sections import Recipe, Source
@@ -83,4 +84,4 @@ def _check(name: str, value: object, limit: Limit) -> None:
     """Limits say what is good, so that a nan is not."""
     good, wanted = limit
     if not good(value):
-        raise ValueError(f"{name} must be {wanted}, got {value!r}")
+        raise ValueError(f"{name} must be {wanted}, got {shown(value)}")

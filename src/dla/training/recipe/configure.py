@@ -73,3 +73,5 @@ def _saved(folder: str) -> DLAConfig:
         return find_config(folder)
     except (ValueError, OSError) as error:
         raise ValueError(f"model.load: {' '.join(str(error).split())}") from error
+    except (AttributeError, TypeError, KeyError, RecursionError) as error:  # of transformers, where it meets other JSON
+        raise ValueError(f"model.load: {folder}/config.json is no configuration: {type(error).__name__}") from error

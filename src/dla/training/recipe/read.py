@@ -15,18 +15,23 @@ train = "books"            # or ["books", "code"], or [[data.train]] tables with
 lr = 3e-3
 """
 
+import re
 import tomllib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, get_type_hints
 
 from dla.models.configurations import spelled_out
+from dla.training.fields import shown
 from dla.training.recipe.check import check
 from dla.training.recipe.configure import model_config
 from dla.training.recipe.overrides import parse_overrides
 from dla.training.recipe.schema import EXTENDS, TOP, Tree, merge, typed_tree
 from dla.training.recipe.sections import Recipe
 from dla.training.recipe.text import to_dict, write_recipe
+
+# the time and memory that tomllib takes for a key grow with the square of its parts
+DEEP = re.compile(rb"""(?<![\w"'-])(?:[\w"'-]++[ \t]*+\.[ \t]*+){100}""")
 
 __all__ = ["read_recipe", "check", "model_config", "write_recipe", "to_dict"]
 
@@ -53,8 +58,8 @@ def _load(path: Path, above: tuple[Path, ...] = ()) -> Tree:
     content = _toml(path, above)
     try:
         base = content.pop(EXTENDS, None)
-        if base is not None and not isinstance(base, str):
-            raise ValueError(f"{EXTENDS} must be a string, got {base!r}")
+        if base is not None and (not isinstance(base, str) or "\0" in base):  # which no path can have
+            raise ValueError(f"{EXTENDS} must be a string, got {shown(base)}")
         own = typed_tree(content)
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
@@ -64,8 +69,10 @@ def _load(path: Path, above: tuple[Path, ...] = ()) -> Tree:
 def _toml(path: Path, above: tuple[Path, ...]) -> dict[str, Any]:
     wanted_by = f", which {above[-1]} extends" if above else ""
     try:
-        with path.open("rb") as file:
-            return tomllib.load(file)
+        content = path.read_bytes()
+        if DEEP.search(content):
+            raise ValueError("a key has more than a hundred parts")
+        return tomllib.loads(content.decode())
     except FileNotFoundError:
         raise ValueError(f"there is no recipe file {path}{wanted_by}") from None
     except OSError as error:

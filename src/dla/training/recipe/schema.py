@@ -6,6 +6,7 @@ from typing import Any, get_type_hints
 
 from dla.models.config import DLAConfig
 from dla.names import nearest
+from dla.training.fields import shown
 from dla.training.recipe.sections import Recipe
 from dla.training.recipe.typed import convert
 
@@ -39,7 +40,7 @@ def typed_tree(content: Mapping[str, Any]) -> Tree:
         elif name not in SECTIONS:
             raise ValueError(f"{name!r} is not known; the nearest is {suggest(name, [*TOP, *SECTIONS, EXTENDS])!r}")
         elif not isinstance(value, dict):
-            raise ValueError(f"{name} must be a table, got {value!r}")
+            raise ValueError(f"{name} must be a table, got {shown(value)}")
         else:
             tree[name] = {key: _entry(f"{name}.{key}", entry) for key, entry in value.items()}
     return tree

@@ -8,6 +8,7 @@ from types import NoneType, UnionType
 from typing import Any, Literal, NoReturn, Union, get_args, get_origin, get_type_hints
 
 from dla.names import nearest
+from dla.training.fields import shown
 
 NONE = "none"  # stands for None where a type has it: TOML has no null
 WORDS = {
@@ -120,9 +121,9 @@ def _list(where: str, text: str, item: Any) -> object:
         try:
             return tomllib.loads(f"value = {text}")["value"]
         except (ValueError, RecursionError) as error:
-            raise ValueError(f"{where}: {text!r} is not a list as in TOML: {error}") from error
+            raise ValueError(f"{where}: {shown(text)} is not a list as in TOML: {error}") from error
     return [literal(where, part.strip(), item) for part in text.split(",") if part.strip()]
 
 
 def _refuse(where: str, value: object, wanted: Any) -> NoReturn:
-    raise ValueError(f"{where} must be {describe(wanted)}, got {value!r}")
+    raise ValueError(f"{where} must be {describe(wanted)}, got {shown(value)}")

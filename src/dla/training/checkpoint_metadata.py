@@ -1,0 +1,184 @@
+"""What a checkpoint holds and where: ``.metadata``, which DCP writes as a pickle, read as data and checked.
+
+Only DCP's own descriptions may be in it, and every entry must lie within the files that the checkpoint's record lists.
+"""
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch.distributed.checkpoint.metadata import (
+    BytesStorageMetadata,
+    ChunkStorageMetadata,
+    Metadata,
+    TensorProperties,
+    TensorStorageMetadata,
+)
+
+from dla.training.fields import integer, refuse, shown, text
+from dla.training.pickle_data import Made, Named, parse
+from dla.training.record import Record, RefusedError, reason
+
+METADATA = ".metadata"
+OF_DCP = "torch.distributed.checkpoint."
+CLASSES = ("Metadata", "TensorStorageMetadata", "BytesStorageMetadata", "ChunkStorageMetadata", "TensorProperties")
+KNOWN = {
+    OF_DCP + "metadata": (*CLASSES, "MetadataIndex", "StorageMeta", "_MEM_FORMAT_ENCODING"),
+    OF_DCP + "filesystem": ("_StorageInfo",),
+    "torch.serialization": ("_get_layout",),
+    "torch": ("Size",),  # and its types of numbers
+    # where the checkpoint was written, which is not read; the module's name depends on the version of Python
+    **dict.fromkeys(("pathlib", "pathlib._local"), ("PosixPath", "WindowsPath")),
+}
+
+
+class Place(NamedTuple):
+    """Where an entry lies."""
+
+    file: str
+    offset: int
+    length: int
+
+
+Key = tuple[str, tuple[int, ...] | None]  # an entry's name and, of a tensor, where its piece begins
+Places = dict[Key, Place]
+
+
+def read_metadata(folder: Path, record: Record) -> tuple[Metadata, Places]:
+    """What a checkpoint holds, as DCP knows it, and where in the files of its record the entries lie.
+
+    Raises:
+        RefusedError: ``.metadata`` is not what DCP writes for a run.
+    """
+    files = {file: about["bytes"] for file, about in record["files"].items()}
+    try:
+        if METADATA not in files:
+            raise ValueError("it is not among the files of the record")
+        content = parse((folder / METADATA).read_bytes(), _is_known)
+        return _metadata(content, files)
+    except (ValueError, OSError) as error:
+        raise RefusedError(f"{folder} is refused: {METADATA}: {reason(error)}") from error
+
+
+def _is_known(named: Named) -> bool:
+    dtype = named.module == "torch" and isinstance(vars(torch).get(named.name), torch.dtype)
+    return dtype or named.name in KNOWN.get(named.module, ())
+
+
+def _metadata(content: object, files: dict[str, int]) -> tuple[Metadata, Places]:
+    top = _state("it", content, "Metadata", "state_dict_metadata", "storage_data")
+    places = _places(top["storage_data"], files)
+    entries: dict[str, TensorStorageMetadata | BytesStorageMetadata] = {}
+    for name, entry in _dict("state_dict_metadata", top["state_dict_metadata"]).items():
+        where = f"the entry {shown(name)}"
+        entries[text("the name of an entry", name)] = found = _entry(where, entry)
+        if any((name, piece) not in places for piece in _pieces(found)):
+            raise ValueError(f"{where} has no place in storage_data")
+    return Metadata(entries, storage_data=places), places
+
+
+def _pieces(entry: TensorStorageMetadata | BytesStorageMetadata) -> list[tuple[int, ...] | None]:
+    """Where the pieces of an entry begin that there is something to read of."""
+    if isinstance(entry, BytesStorageMetadata):
+        return [None]
+    return [tuple(chunk.offsets) for chunk in entry.chunks if chunk.sizes.numel()]
+
+
+def _entry(where: str, value: object) -> TensorStorageMetadata | BytesStorageMetadata:
+    if isinstance(value, Made) and value.what.name == "BytesStorageMetadata":
+        return BytesStorageMetadata()
+    state = _state(where, value, "TensorStorageMetadata", "properties", "size", "chunks")
+    size = _size(f"size of {where}", state["size"])
+    if not isinstance(state["chunks"], list):
+        raise refuse(f"chunks of {where}", "a list", state["chunks"])
+    chunks = [_chunk(f"chunks[{i}] of {where}", chunk) for i, chunk in enumerate(state["chunks"])]
+    _check_chunks(where, size, chunks)
+    return TensorStorageMetadata(TensorProperties(dtype=_dtype(where, state["properties"])), size, chunks)
+
+
+def _chunk(where: str, value: object) -> ChunkStorageMetadata:
+    state = _state(where, value, "ChunkStorageMetadata", "offsets", "sizes")
+    return ChunkStorageMetadata(*(_size(f"{name} of {where}", state[name]) for name in ("offsets", "sizes")))
+
+
+def _check_chunks(where: str, size: torch.Size, chunks: list[ChunkStorageMetadata]) -> None:
+    """Refuse pieces that are not the whole tensor, which would leave some of it as it was in memory.
+
+    The ranks split tensors along the first dimension; a rank may have nothing of a small one.
+    """
+    end = 0  # along the first dimension; a number is a tensor of one row without columns
+    for chunk in sorted(chunks, key=lambda chunk: (*chunk.offsets[:1], *chunk.sizes[:1])):
+        if chunk.sizes.numel() == 0:
+            continue
+        fits = len(chunk.offsets) == len(chunk.sizes) == len(size) and chunk.sizes[1:] == size[1:]
+        if not fits or any(chunk.offsets[1:]) or (*chunk.offsets, end)[0] != end:
+            break
+        end += (*chunk.sizes, 1)[0]
+    else:
+        if end == ((*size, 1)[0] if size.numel() else 0):
+            return
+    raise ValueError(f"the pieces of {where} are not all of its {list(size)}")
+
+
+def _dtype(where: str, value: object) -> torch.dtype:
+    """Of a tensor's properties; the others describe no tensor that is saved here."""
+    made = isinstance(value, Made) and value.what.name == "TensorProperties"
+    named = value.state[0] if made and isinstance(value.state, tuple) and value.state else None  # type: ignore[attr-defined]
+    found = vars(torch).get(named.name) if isinstance(named, Named) else None
+    if not isinstance(found, torch.dtype):
+        raise refuse(f"properties of {where}", "those of a tensor, its dtype the first of them", value)
+    return found
+
+
+def _places(value: object, files: dict[str, int]) -> Places:
+    places: Places = {}
+    for key, info in _dict("storage_data", value).items():
+        index = _state("a key of storage_data", key, "MetadataIndex", "fqn")
+        name = text("fqn of a key of storage_data", index["fqn"])
+        where = f"storage_data of {shown(name)}"
+        offset = index.get("offset")
+        piece = None if offset is None else tuple(_size(f"the piece of {where}", offset))
+        places[name, piece] = _place(where, info, files)
+    return places
+
+
+def _place(where: str, value: object, files: dict[str, int]) -> Place:
+    state = _state(where, value, "_StorageInfo", "relative_path", "offset", "length")
+    file, offset, length = state["relative_path"], state["offset"], state["length"]
+    if not isinstance(file, str) or file not in files:
+        raise refuse(f"{where}: relative_path", "a file of the record", file)
+    integer(f"{where}: offset", offset)
+    integer(f"{where}: length", length)
+    if offset + length > files[file]:
+        raise ValueError(f"{where}: it ends at byte {offset + length} of {file}, which has {files[file]}")
+    if state.get("transform_descriptors"):
+        raise refuse(f"{where}: transform_descriptors", "none", state["transform_descriptors"])
+    return Place(file, offset, length)
+
+
+def _state(where: str, value: object, kind: str, *fields: str) -> dict[Any, Any]:
+    """The attributes of an object of one of DCP's classes, ``fields`` among them."""
+    state = value.state if isinstance(value, Made) and value.what.name == kind else None
+    if not isinstance(state, dict):
+        raise refuse(where, f"an object {kind}", value)
+    for field in fields:
+        if field not in state:
+            raise ValueError(f"{field} of {where} is missing")
+    return state
+
+
+def _dict(where: str, value: object) -> dict[Any, Any]:
+    if not isinstance(value, dict):
+        raise refuse(where, "a dictionary", value)
+    return value
+
+
+def _size(where: str, value: object) -> torch.Size:
+    arguments = value.arguments if isinstance(value, Made) and value.what == ("torch", "Size") else None
+    if not isinstance(arguments, tuple) or len(arguments) != 1 or not isinstance(arguments[0], tuple):
+        raise refuse(where, "a torch.Size", value)
+    for number in arguments[0]:
+        integer(where, number)
+        if number >= 2**62:
+            raise refuse(where, "a size that a tensor can have", number)
+    return torch.Size(arguments[0])

@@ -1,0 +1,149 @@
+"""Checkpoints of somebody else are read here: as tensors and plain values, without running anything in them.
+
+torch's own way reads ``.metadata`` and every entry that is no tensor with pickle, which calls whatever the file says.
+Here ``.metadata`` is data (checkpoint_metadata.py), and every entry is read by torch.load with ``weights_only``. DCP
+still plans who reads what, so that any number of ranks can load.
+"""
+
+import io
+from itertools import groupby
+from operator import itemgetter
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch import Tensor
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
+from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, TensorStorageMetadata
+from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPlanner, ReadItem
+from torch.distributed.checkpoint.storage import StorageReader
+from torch.futures import Future
+
+from dla.training.checkpoint_metadata import Key, Places, read_metadata
+from dla.training.fields import refuse, shown
+from dla.training.record import Record, RefusedError, reason
+
+
+def load(folder: Path, record: Record, state: dict[str, Any], group: dist.ProcessGroup | None, alone: bool) -> None:
+    """Fill ``state`` with what a checkpoint has of it; all ranks of ``group`` together, or this process ``alone``.
+
+    Raises:
+        RefusedError: the checkpoint does not have it, or holds what it should not. Every rank raises it.
+    """
+    reader = Reader(folder, *read_metadata(folder, record))
+    try:
+        dcp.load(state, storage_reader=reader, planner=Planner(), process_group=group, no_dist=alone)
+    except CheckpointException as error:
+        if any(isinstance(failure[0], KeyboardInterrupt) for failure in error.failures.values()):
+            raise KeyboardInterrupt from error
+        raise RefusedError(f"{folder} is refused: {reason(error)}") from error
+
+
+class Reader(StorageReader):
+    """Entries of a checkpoint that was checked, from its files."""
+
+    def __init__(self, folder: Path, metadata: Metadata, places: Places) -> None:
+        self.folder, self.metadata, self.places = folder, metadata, places
+
+    def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
+        """Read what this rank needs, in the order of the files."""
+        items = sorted(((self.places[_key(item.storage_index)], item) for item in plan.items), key=itemgetter(0))
+        for name, of_file in groupby(items, key=lambda pair: pair[0].file):
+            with (self.folder / name).open("rb") as file:
+                for place, item in of_file:
+                    file.seek(place.offset)
+                    self._read(item, io.BytesIO(file.read(place.length)), planner)
+        done: Future[None] = Future()
+        done.set_result(None)
+        return done
+
+    def _read(self, item: ReadItem, data: io.BytesIO, planner: LoadPlanner) -> None:
+        if item.type == LoadItemType.BYTE_IO:
+            planner.load_bytes(item, data)
+            return
+        name = item.storage_index.fqn
+        entry = self.metadata.state_dict_metadata[name]
+        assert isinstance(entry, TensorStorageMetadata)
+        offsets = item.storage_index.offset
+        sizes = next(chunk.sizes for chunk in entry.chunks if chunk.offsets == offsets and chunk.sizes.numel())
+        tensor = safe_load(name, data)
+        if type(tensor) is not Tensor or tensor.size() != sizes or tensor.layout != torch.strided:
+            raise ValueError(f"the entry {name!r} must be a tensor of {list(sizes)}, got {_described(tensor)}")
+        begins = zip(item.storage_offsets, item.lengths, strict=True)
+        target = planner.resolve_tensor(item).detach()
+        target.copy_(tensor[tuple(slice(begin, begin + length) for begin, length in begins)])
+        planner.commit_tensor(item, target)
+
+    # The rest of what DCP asks of a reader.
+
+    def reset(self, checkpoint_id: Any = None) -> None:
+        pass
+
+    def read_metadata(self, *_: Any, **__: Any) -> Metadata:
+        return self.metadata
+
+    def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *_: Any, **__: Any) -> None:
+        pass
+
+    def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
+        return plan
+
+    def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
+        return plans
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: Any) -> bool:
+        return True
+
+
+class Planner(DefaultLoadPlanner):
+    """Takes tensors for tensors, and for other values plain ones of the same type."""
+
+    def create_local_plan(self) -> LoadPlan:
+        plan = super().create_local_plan()
+        for item in plan.items:
+            name = item.dest_index.fqn
+            if item.type == LoadItemType.BYTE_IO and isinstance(self.state_dict[name], Tensor):
+                raise ValueError(f"the entry {name!r} must be a tensor, got bytes")
+        return plan
+
+    def load_bytes(self, read_item: ReadItem, value: io.BytesIO) -> None:
+        name = read_item.dest_index.fqn
+        loaded, before = safe_load(name, value), self.state_dict[name]
+        if not _alike(loaded, before):
+            raise refuse(f"the entry {name!r}", f"a value such as {shown(before)}", loaded)
+        *above, last = self.mappings[name]
+        target: Any = self.original_state_dict
+        for key in above:
+            target = target[key]
+        target[last] = loaded
+
+
+def safe_load(name: str, data: io.BytesIO) -> Any:
+    """What torch.save wrote, if it is tensors and plain values."""
+    try:
+        return torch.load(data, map_location="cpu", weights_only=True)
+    except Exception as error:  # whatever damaged bytes may lead to
+        raise ValueError(f"the entry {name!r} holds no plain value or tensor ({type(error).__name__})") from None
+
+
+def _key(index: MetadataIndex) -> Key:
+    return index.fqn, None if index.offset is None else tuple(index.offset)
+
+
+def _alike(loaded: Any, before: object) -> bool:
+    """Whether a plain value can stand where another did: numbers for numbers, and an option may be left to torch."""
+    if isinstance(before, tuple | list):
+        return type(loaded) is type(before) and len(loaded) == len(before) and all(map(_alike, loaded, before))
+    if before is None or isinstance(before, bool):
+        return loaded is None or isinstance(loaded, bool)
+    if isinstance(before, int | float):
+        return type(loaded) in (int, float)
+    return isinstance(before, str) and isinstance(loaded, str)
+
+
+def _described(value: object) -> str:
+    return f"one of {list(value.shape)}" if isinstance(value, Tensor) else shown(value)
