@@ -1,18 +1,20 @@
-"""What pyproject.toml cannot say: an optional C++ kernel, loaded with ctypes (no Python.h, no torch to build it)."""
+"""What pyproject.toml cannot say: optional C++ kernels, loaded with ctypes (no Python.h, no torch to build it)."""
 
 from pathlib import Path
 
 from setuptools import Extension, setup
 
-SOURCE = Path("src/dla/ops/cpu/scan.cpp")
+FOLDER = Path("src/dla/ops/cpu")
+SOURCES = sorted(map(str, FOLDER.glob("*.cpp")))
 FLAGS = ["-O3", "-std=c++17", "-pthread", "-fno-math-errno"]  # no -march=native: a wheel must run on other machines
 
 extensions = []
-if SOURCE.exists():
+if SOURCES:
     extensions.append(
         Extension(
-            "dla.ops.cpu._scan",
-            [str(SOURCE)],
+            "dla.ops.cpu._kernels",
+            SOURCES,
+            depends=sorted(map(str, FOLDER.glob("*.h"))),
             language="c++",
             extra_compile_args=FLAGS,
             extra_link_args=["-pthread"],

@@ -39,7 +39,7 @@ def test_every_stage_has_a_row_for_every_backend() -> None:
     named = set(table.BACKENDS) - {"auto"}
     for stage, rows in table.TABLE.items():
         assert {row.backend for row in rows} == named, stage
-    assert len(dla.backends()) == 3 * len(named)
+    assert len(dla.backends()) == 3 * len(named) + 1  # the compiled library decides in two ways
     reasons = {(row["stage"], row["backend"]): row["here"] for row in dla.backends()}
     assert reasons["attend", "chunked"] == reasons["decode", "reference"] == "yes"
     assert "no such kernels" in reasons["attend", "triton"]
@@ -50,7 +50,7 @@ def test_record_says_who_ran_and_why_not_somebody_faster(any_scan: str) -> None:
     assert (attend.stage, attend.backend) == ("attend", "chunked")
     assert set(attend.passed_over) == {"triton", "cpu"}
     assert (decide.stage, decide.backend) == ("decide", "cpu" if any_scan == "compiled" else "chunked")
-    assert ("DLA_NO_COMPILED" in decide.passed_over.get("cpu", "")) == (any_scan == "torch")
+    assert ("DLA_NO_COMPILED" in decide.passed_over.get("cpu token by token", "")) == (any_scan == "torch")
 
 
 def test_record_of_decoding_and_of_given_decisions() -> None:
@@ -74,10 +74,12 @@ def test_nothing_is_recorded_outside() -> None:
     assert ran == []
 
 
-@pytest.mark.parametrize("backend", ["cpu", "triton"])
+@pytest.mark.parametrize(("backend", "reason"), [("cpu", "float64"), ("triton", "no such kernels")])
 @pytest.mark.parametrize("operator", OPERATORS)
-def test_a_pinned_backend_that_cannot_run_raises_with_the_reason(operator: str, backend: str) -> None:
-    with pytest.raises(ValueError, match=f"backend='{backend}' cannot attend this: .*no such kernels.* chunked"):
+def test_a_pinned_backend_that_cannot_run_raises_with_the_reason(operator: str, backend: str, reason: str) -> None:
+    if backend == "cpu" and library.missing() is not None:
+        pytest.skip("the compiled library was not built")
+    with pytest.raises(ValueError, match=f"backend='{backend}' cannot attend this: .*{reason}.* chunked"):
         call(operator, make_inputs("decay", T=T), backend=backend)
 
 
@@ -89,7 +91,7 @@ def test_segment_by_every_backend(backend: str) -> None:
     with dla.record() as ran:
         found = segment(x, capacity=3, backend=backend)
     assert found.boundary.equal(expected.boundary) and found.death.equal(expected.death)
-    assert ran[0].backend == backend or backend in ("auto", *ran[0].passed_over)
+    assert ran[0].backend == backend or backend in ("auto", *(name.split()[0] for name in ran[0].passed_over))
 
 
 def test_unbounded_states_decode_on_the_same_path() -> None:
@@ -115,7 +117,7 @@ def fake_library(folder: Path, monkeypatch: pytest.MonkeyPatch, *files: str) -> 
     library.forget()
 
 
-@pytest.mark.parametrize(("files", "reason"), [((), "not built"), (("_scan.so",), "cannot be loaded")])
+@pytest.mark.parametrize(("files", "reason"), [((), "not built"), (("_kernels.so",), "cannot be loaded")])
 def test_a_missing_library_is_said_once(files: tuple[str, ...], reason: str, tmp_path, monkeypatch) -> None:
     fake_library(tmp_path, monkeypatch, *files)
     try:
@@ -123,7 +125,7 @@ def test_a_missing_library_is_said_once(files: tuple[str, ...], reason: str, tmp
             assert run()[-1].backend == "chunked"
         with warnings.catch_warnings():
             warnings.simplefilter("error")
-            assert reason in run()[-1].passed_over["cpu"]
+            assert reason in run()[-1].passed_over["cpu token by token"]
     finally:
         monkeypatch.undo()
         library.forget()

@@ -17,6 +17,8 @@ from torch import Tensor
 from dla.names import check_choice
 from dla.ops import decode as torch_decode
 from dla.ops.chunked import attend as chunked
+from dla.ops.cpu import attend as cpu_attend
+from dla.ops.cpu import decide as cpu_decide
 from dla.ops.cpu import library
 from dla.ops.cpu import scan as compiled_scan
 from dla.ops.decide import scan as torch_scan
@@ -37,6 +39,11 @@ class Implementation:
     run: Callable[..., Any]
     missing: Callable[[], str | None] = lambda: None  # why it cannot run on this machine
     unable: Callable[[Problem], str | None] = lambda problem: None  # why it cannot run this problem
+    kind: str = ""  # where a backend has several
+
+    @property
+    def label(self) -> str:
+        return f"{self.backend} {self.kind}".strip()
 
     def why_not(self, problem: Problem) -> str | None:
         return self.missing() or self.unable(problem)
@@ -50,13 +57,14 @@ def _not_written(backend: str) -> Implementation:
 TABLE: dict[Stage, tuple[Implementation, ...]] = {
     "decide": (
         _not_written("triton"),
-        Implementation("cpu", compiled_scan.decide, library.missing),
+        Implementation("cpu", cpu_decide.decide, library.missing, cpu_decide.unable, "by chunks"),
+        Implementation("cpu", compiled_scan.decide, library.missing, kind="token by token"),
         Implementation("chunked", torch_scan.decide),
         Implementation("reference", reference.decide),
     ),
     "attend": (
         _not_written("triton"),
-        _not_written("cpu"),
+        Implementation("cpu", cpu_attend.attend, library.missing, cpu_attend.unable),
         Implementation("chunked", chunked.attend),
         Implementation("reference", reference.attend),
     ),
@@ -75,6 +83,7 @@ class Ran:
 
     stage: Stage
     backend: str
+    kind: str = ""  # where a backend has several
     passed_over: dict[str, str] = field(default_factory=dict)
 
 
@@ -95,7 +104,7 @@ def record() -> Iterator[list[Ran]]:
 def backends() -> list[dict[str, str]]:
     """Every stage and implementation, fastest first, and whether it can run on this machine."""
     return [
-        {"stage": stage, "backend": row.backend, "here": row.missing() or "yes"}
+        {"stage": stage, "backend": row.label, "here": row.missing() or "yes"}
         for stage, rows in TABLE.items()
         for row in rows
     ]
@@ -139,9 +148,9 @@ def _choose(stage: Stage, problem: Problem, backend: Backend) -> Callable[..., A
         reason = row.why_not(problem)
         if reason is None:
             if (ran := _ran.get()) is not None:
-                ran.append(Ran(stage, row.backend, passed_over))
+                ran.append(Ran(stage, row.backend, row.kind, passed_over))
             return row.run
-        passed_over[row.backend] = reason
-    able = [row.backend for row in TABLE[stage] if row.why_not(problem) is None]
+        passed_over[row.label] = reason
+    able = dict.fromkeys(row.backend for row in TABLE[stage] if row.why_not(problem) is None)
     reasons = "; ".join(passed_over.values())
     raise ValueError(f"backend={backend!r} cannot {stage} this: {reasons}. Backends that can: {', '.join(able)}")

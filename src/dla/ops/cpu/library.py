@@ -6,7 +6,7 @@ import warnings
 from functools import cache
 from pathlib import Path
 
-VERSION = 4  # of the C interface; as in scan.cpp
+VERSION = 5  # of the C interface; as in scan.cpp
 
 
 @cache
@@ -14,7 +14,7 @@ def _load() -> tuple[ctypes.CDLL | None, str | None]:
     """The library, or why there is none."""
     if os.environ.get("DLA_NO_COMPILED") == "1":
         return None, "DLA_NO_COMPILED=1 asks for torch alone"
-    found = sorted(Path(__file__).parent.glob("_scan*.so"))
+    found = sorted(Path(__file__).parent.glob("_kernels*.so"))
     reason = "the compiled library was not built: there was no C++ compiler when the package was installed"
     for path in found:
         try:

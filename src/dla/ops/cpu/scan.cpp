@@ -4,11 +4,12 @@
 #include <atomic>
 #include <cmath>
 #include <cstdint>
+#include <exception>
 #include <thread>
 #include <vector>
 
-// Hot loops are compiled for several instruction sets and chosen at load time.
-#if defined(__x86_64__) && defined(__linux__) && defined(__GNUC__) && !defined(__clang__)
+// Hot loops are compiled for several instruction sets and chosen at load time: before ThreadSanitizer is ready to watch.
+#if defined(__x86_64__) && defined(__linux__) && defined(__GNUC__) && !defined(__clang__) && !defined(__SANITIZE_THREAD__)
 #define CLONES __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
 #else
 #define CLONES
@@ -46,6 +47,7 @@ struct ScanArgs {
 };
 
 static const int32_t ALIVE = INT32_MAX;
+static const int64_t MOST_THREADS = 1024;
 
 template <class T> static double sum_squares(const T *x, int64_t n) {
     double total = 0;
@@ -146,8 +148,10 @@ template <class T> struct Head {
           wants_list(a.decide && a.capacity), wants_pasts(wants_list && a.merge != Merge::density) {
         S.resize(size_matrix), y.resize(dv), w.resize(dv), square.resize(dv), unit_k.resize(dk), unit_v.resize(dv);
         if (wants_pasts) {
-            store.resize(a.capacity * size_matrix);
-            for (int64_t row = a.capacity; row-- > 0;) free_rows.push_back(row);
+            const int64_t carried = a.carried ? a.size0[n * a.heads + h] : 0;
+            const int64_t rows = std::min(a.capacity, carried + a.length[n]);  // a capacity may be far beyond all need
+            store.resize(rows * size_matrix);
+            for (int64_t row = rows; row-- > 0;) free_rows.push_back(row);
         }
         carry_in();
     }
@@ -323,46 +327,78 @@ template <class T> struct Head {
     }
 };
 
+// Whether the states that head i, of sequence n, carries in can be: no more of them than there is room for, and numbers
+// of tokens that can be counted on from.
+static bool carried_fits(const ScanArgs &a, int64_t n, int64_t i) {
+    const int64_t most = int64_t(1) << 48;
+    if (a.position0[n] < 0 || a.position0[n] > most) return false;
+    if (a.size0[i] < 0 || a.size0[i] > a.carried || (a.capacity && a.size0[i] > a.capacity)) return false;
+    int64_t seen = 0;
+    for (int64_t s = 0; s < a.size0[i]; ++s) {
+        const int64_t count = a.count0[i * a.carried + s];
+        if (count < 0 || count > most - seen) return false;
+        seen += count;
+    }
+    return true;
+}
+
 // 0, or what is wrong with the arguments (ERRORS in scan.py): whatever is indexed or allocated by is looked at first.
 static int64_t check(const ScanArgs &a) {
     const int64_t most = int64_t(1) << 40;
     if (a.merge < Merge::density || a.merge > Merge::ward) return 1;
     if (a.score < Score::token || a.score > Score::state) return 2;
-    if (a.tokens < 0 || a.sequences < 0 || a.heads < 1 || a.key_heads < 1 || a.heads % a.key_heads) return 3;
-    if (a.dk < 1 || a.dv < 1 || a.dk > most / a.dv || a.threads < 1 || a.block < 0) return 3;
-    if (a.capacity < 0 || a.capacity == 1 || a.carried < 0 || a.capacity > most || a.carried > most) return 3;
+    for (int64_t size : {a.tokens, a.sequences, a.capacity, a.carried})
+        if (size < 0 || size > most) return 3;
+    for (int64_t size : {a.heads, a.key_heads, a.dk, a.dv})
+        if (size < 1 || size > most) return 3;
+    if (a.heads % a.key_heads || a.capacity == 1 || a.threads < 1 || a.block < 0) return 3;
+    const double matrix = double(a.dk) * a.dv;  // products of doubles, which cannot overflow
+    if (double(a.sequences) * a.heads * std::max<int64_t>(a.carried, 1) * matrix > 1e17) return 3;
+    if (double(a.tokens) * a.heads * matrix > 1e17 || matrix > most) return 3;
     if (a.sequences && !(a.offset && a.length && a.origin)) return 4;
     if (a.tokens && !(a.k && a.v && a.score_io && a.boundary_io && a.death)) return 4;
     if (!!a.state_k != !!a.state_v || !!a.state_k != !!a.norm) return 4;
     if (!a.sequences) return 0;
     if (a.carried && !(a.current && a.size0 && a.count0 && a.info0 && a.position0 && a.initial_death)) return 4;
     if (a.carried && a.decide && a.capacity && a.merge != Merge::density && !a.matrices) return 4;
-    for (int64_t n = 0; n < a.sequences; ++n) {
-        if (a.offset[n] < 0 || a.length[n] < 0 || a.offset[n] > a.tokens || a.length[n] > a.tokens - a.offset[n]) return 5;
+    int64_t end = 0;  // of the sequence before: threads write to each one's own tokens
+    for (int64_t n = 0; n < a.sequences; end = a.offset[n] + a.length[n], ++n) {
+        if (a.offset[n] < end || a.offset[n] > a.tokens) return 5;
+        if (a.length[n] < 0 || a.length[n] > a.tokens - a.offset[n]) return 5;
         if (a.origin[n] < 0 || a.origin[n] > INT32_MAX - 1 - a.length[n]) return 5;  // deaths are 32 bits wide
-        if (a.carried && a.position0[n] < 0) return 6;
         for (int64_t i = n * a.heads; a.carried && i < (n + 1) * a.heads; ++i)
-            if (a.size0[i] < 0 || a.size0[i] > a.carried || (a.capacity && a.size0[i] > a.capacity)) return 6;
+            if (!carried_fits(a, n, i)) return 6;
     }
     return 0;
 }
 
-template <class T> static int64_t scan_all(const ScanArgs &args) {
+template <class T> static int64_t scan_all(const ScanArgs *given) {
+    if (!given) return 4;
+    const ScanArgs &args = *given;
     if (const int64_t wrong = check(args)) return wrong;
     const int64_t tasks = args.sequences * args.heads;
     std::atomic<int64_t> next{0};
+    std::atomic<bool> failed{false};
     auto work = [&] {
-        for (int64_t i; (i = next++) < tasks;) Head<T>(args, i / args.heads, i % args.heads).run();
+        try {
+            for (int64_t i; (i = next++) < tasks;)
+                if (args.carried || args.length[i / args.heads]) Head<T>(args, i / args.heads, i % args.heads).run();
+        } catch (const std::exception &) {  // no memory: an exception that leaves a thread ends the process
+            failed = true;
+        }
     };
     std::vector<std::thread> threads;
-    for (int64_t i = 1; i < std::min(args.threads, tasks); ++i) threads.emplace_back(work);
+    try {
+        for (int64_t i = 1; i < std::min({args.threads, tasks, MOST_THREADS}); ++i) threads.emplace_back(work);
+    } catch (const std::exception &) {  // the threads that there are do all the work
+    }
     work();
     for (auto &thread : threads) thread.join();
-    return 0;
+    return failed ? 7 : 0;
 }
 
 extern "C" {
-int64_t dla_version() { return 4; }  // as in library.py, so that a stale library is noticed
-int64_t dla_scan_f32(const ScanArgs *args) { return scan_all<float>(*args); }
-int64_t dla_scan_f64(const ScanArgs *args) { return scan_all<double>(*args); }
+int64_t dla_version() { return 5; }  // as in library.py, so that a stale library is noticed
+int64_t dla_scan_f32(const ScanArgs *args) { return scan_all<float>(args); }
+int64_t dla_scan_f64(const ScanArgs *args) { return scan_all<double>(args); }
 }

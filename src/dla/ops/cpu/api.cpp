@@ -1,0 +1,171 @@
+// The C interface of the kernels: checks, the instruction set, threads.
+#include <algorithm>
+#include <atomic>
+#include <cstdlib>
+#include <cstring>
+#include <new>
+
+#include "args.h"
+#include "pool.h"
+
+extern const Level dla_level_portable;
+#if defined(__x86_64__) && defined(__GNUC__)
+extern const Level dla_level_avx2, dla_level_avx512;
+#endif
+
+namespace {
+
+struct Named {
+    const char *name;
+    const Level *level;
+};
+
+// The best instruction set of this machine, or a lower one that DLA_CPU_LEVEL names.
+Named choose_level() {
+#if defined(__x86_64__) && defined(__GNUC__)
+    const char *asked = getenv("DLA_CPU_LEVEL");
+    const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi2");
+    const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+                        __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
+                        __builtin_cpu_supports("avx512cd");
+    const bool portable = asked && !strcmp(asked, "portable");
+    if (avx512 && !portable && !(asked && !strcmp(asked, "avx2"))) return {"avx512", &dla_level_avx512};
+    if (avx2 && !portable) return {"avx2", &dla_level_avx2};
+#endif
+    return {"portable", &dla_level_portable};
+}
+
+const Named &level() {
+    static const Named chosen = choose_level();
+    return chosen;
+}
+
+constexpr int64_t SHARED_BYTES = int64_t(256) << 20;  // of what heads share; past that each makes its own
+
+enum Wrong : int64_t { fine, unknown_rule, sizes, tensors, sequences, states, no_memory };
+
+bool in_range(int64_t x, int64_t low, int64_t high) { return x >= low && x <= high; }
+
+int64_t check(const AttendArgs &a) {
+    const int64_t most = int64_t(1) << 31;
+    if (a.memory < Memory::single || a.memory > Memory::dynamic) return unknown_rule;
+    for (int64_t x : {a.tokens, a.sequences, a.width, a.carried, a.states})
+        if (!in_range(x, 0, most)) return sizes;
+    for (int64_t x : {a.heads, a.key_heads, a.dk, a.dv, a.threads})
+        if (!in_range(x, 1, most)) return sizes;
+    if (a.heads % a.key_heads || a.dk > most / a.dv || a.dk > most / CHUNK || a.dv > most / CHUNK) return sizes;
+    if (a.q_stride < a.key_heads * a.dk || a.k_stride < a.key_heads * a.dk || a.v_stride < a.heads * a.dv) return sizes;
+    if (!a.sequences) return fine;
+    if (!a.offset || !a.length) return tensors;
+    if (a.tokens && !(a.q && a.k && a.v && a.o)) return tensors;
+    const bool levels = a.memory == Memory::log_linear, dynamic = a.memory == Memory::dynamic;
+    if ((levels || dynamic) && (a.width < 1 || (a.tokens && !a.lam))) return tensors;
+    if (dynamic && ((a.tokens && !a.death) || !a.origin || (a.carried && !(a.initial_death && a.initial)))) return tensors;
+    if (dynamic && a.states < 1) return sizes;
+    if (a.memory == Memory::single && ((a.initial && a.carried != 1) || (a.final && a.states != 1))) return sizes;
+    if (levels && (!a.position || a.carried > 62 || a.states > 62 || (a.carried && !a.initial))) return tensors;
+    if (a.route && (!dynamic || (a.carried && !a.initial_keys))) return tensors;
+    for (int64_t n = 0; n < a.sequences; ++n) {
+        if (!in_range(a.offset[n], 0, a.tokens) || !in_range(a.length[n], 0, a.tokens - a.offset[n])) return sequences;
+        if (dynamic && !in_range(a.origin[n], 0, INT32_MAX - 1 - a.length[n])) return sequences;
+        if (levels && !in_range(a.position[n], 0, int64_t(1) << 60)) return states;
+        if (levels && a.position[n] >> a.carried) return states;
+        if (levels && a.final && (a.position[n] + a.length[n]) >> a.states) return states;
+        if (dynamic && a.states < a.carried) return states;
+    }
+    return fine;
+}
+
+// Whether the lifetimes of a head never have more states than there is room for, and begin with one.
+bool lives(const AttendArgs &a, int64_t n, int64_t h) {
+    const int64_t length = a.length[n];
+    int64_t alive = 0;
+    for (int64_t i = 0; i < a.carried; ++i) alive += a.initial_death[(n * a.heads + h) * a.carried + i] >= 0;
+    int8_t *ending = (int8_t *)calloc(length + 1, 1);
+    if (!ending) return false;
+    auto note = [&](int32_t death) {
+        const int64_t step = death - a.origin[n];
+        if (death >= 0 && death != ALIVE && step >= 0 && step < length) ending[step] = 1;
+    };
+    for (int64_t i = 0; i < a.carried; ++i) note(a.initial_death[(n * a.heads + h) * a.carried + i]);
+    for (int64_t t = 0; t < length; ++t) note(a.death[(a.offset[n] + t) * a.heads + h]);
+    bool good = true;
+    for (int64_t t = 0; t < length && good; ++t) {
+        alive += (a.death[(a.offset[n] + t) * a.heads + h] >= 0) - ending[t];
+        good = alive >= 1 && alive <= a.states;
+    }
+    free(ending);
+    return good;
+}
+
+int64_t lead(const AttendArgs &a, int64_t n) { return a.position ? a.position[n] % CHUNK : 0; }
+int64_t lead(const DecideArgs &, int64_t) { return 0; }
+
+// First what the heads of a key head share, chunk by chunk, if there is room for it; then every head by itself.
+template <class Args, class Share, class Run>
+int64_t over_heads(const Args &a, int64_t floats, Share share, Run run) {
+    int64_t chunks = 0;
+    for (int64_t n = 0; n < a.sequences; ++n)
+        chunks += a.length[n] ? (lead(a, n) + a.length[n] + CHUNK - 1) / CHUNK : 0;
+    float *shared = nullptr;
+    if (a.heads > a.key_heads && chunks * a.key_heads <= SHARED_BYTES / 4 / floats) {
+        shared = (float *)aligned_alloc(64, (chunks * a.key_heads * floats * 4 + 63) / 64 * 64);
+        if (!shared) return no_memory;
+        run_tasks(chunks * a.key_heads, a.threads, [&](int64_t i) {
+            share(a, i / a.key_heads, i % a.key_heads, shared + i * floats);
+        });
+    }
+    std::atomic<int64_t> failed{fine};
+    run_tasks(a.sequences * a.heads, a.threads, [&](int64_t i) {
+        if (const int64_t wrong = run(i / a.heads, i % a.heads, shared)) failed = wrong;
+    });
+    free(shared);
+    return failed;
+}
+
+int64_t attend(const AttendArgs &a) {
+    if (const int64_t wrong = check(a)) return wrong;
+    const Level &kernels = *level().level;
+    return over_heads(a, kernels.shared_floats(a), kernels.attend_share, [&](int64_t n, int64_t h, const float *shared) {
+        if (a.memory == Memory::dynamic && !lives(a, n, h)) return int64_t(states);
+        return int64_t(kernels.attend(a, n, h, shared) ? fine : no_memory);
+    });
+}
+
+int64_t check(const DecideArgs &a) {
+    const int64_t most = int64_t(1) << 31;
+    for (int64_t x : {a.tokens, a.sequences, a.capacity, a.carried})
+        if (!in_range(x, 0, most)) return sizes;
+    for (int64_t x : {a.heads, a.key_heads, a.dk, a.dv, a.threads})
+        if (!in_range(x, 1, most)) return sizes;
+    if (a.capacity == 1 || a.block < 0 || !in_range(a.state_score, 0, 1)) return unknown_rule;
+    if (a.heads % a.key_heads || a.dk > most / a.dv || a.dk > most / CHUNK || a.dv > most / CHUNK) return sizes;
+    if (a.k_stride < a.key_heads * a.dk || a.v_stride < a.heads * a.dv) return sizes;
+    if (!a.sequences) return fine;
+    if (!a.offset || !a.length || !a.origin) return tensors;
+    if (a.tokens && !(a.k && a.v && a.score && a.boundary && a.death)) return tensors;
+    if (a.carried && !(a.current && a.size0 && a.count0 && a.info0 && a.position0 && a.initial_death)) return tensors;
+    for (int64_t n = 0; n < a.sequences; ++n) {
+        if (!in_range(a.offset[n], 0, a.tokens) || !in_range(a.length[n], 0, a.tokens - a.offset[n])) return sequences;
+        if (!in_range(a.origin[n], 0, INT32_MAX - 1 - a.length[n])) return sequences;  // deaths are 32 bits wide
+        if (a.carried && a.position0[n] < 0) return states;
+        for (int64_t i = n * a.heads; a.carried && i < (n + 1) * a.heads; ++i)
+            if (!in_range(a.size0[i], 0, a.capacity ? std::min(a.carried, a.capacity) : a.carried)) return states;
+    }
+    return fine;
+}
+
+int64_t decide(const DecideArgs &a) {
+    if (const int64_t wrong = check(a)) return wrong;
+    const Level &kernels = *level().level;
+    auto run = [&](int64_t n, int64_t h, const float *shared) { return int64_t(kernels.decide(a, n, h, shared) ? fine : no_memory); };
+    return over_heads(a, kernels.decide_floats(a), kernels.decide_share, run);
+}
+
+}  // namespace
+
+extern "C" {
+const char *dla_level() { return level().name; }
+int64_t dla_attend(const AttendArgs *args) { return attend(*args); }
+int64_t dla_decide(const DecideArgs *args) { return decide(*args); }
+}

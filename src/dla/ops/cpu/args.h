@@ -1,0 +1,65 @@
+// What the stages are called with: plain structs, mirrored in Python (see attend.py and decide.py).
+#pragma once
+#include <stdint.h>
+
+enum class Memory : int64_t { single, log_linear, dynamic };  // in the order of MEMORIES in dla/ops/cpu/attend.py
+
+// Float32 throughout. Tokens lie on one axis; those of sequence n are offset[n] ... offset[n] + length[n].
+struct AttendArgs {
+    Memory memory;
+    int64_t tokens, sequences, heads, key_heads, dk, dv;
+    int64_t q_stride, k_stride, v_stride;  // floats from a token to the next
+    int64_t width;                         // of lam, 0 without
+    int64_t recency;                       // whether slot 0 is the newest state
+    int64_t threads;
+    int64_t carried;  // states a head that `initial` has: 1, levels, or those of the dynamic memory
+    int64_t states;   // states a head that `final` has room for; for the dynamic memory also: that ever live at once
+    double scale;
+    const int64_t *offset, *length;  // [N]
+    const int64_t *position;         // [N] tokens seen before (log_linear), or null
+    const int64_t *origin;           // [N] what positions in death count from (dynamic)
+    const float *q, *k, *v;          // [tokens, Hk, dk], [tokens, Hk, dk], [tokens, H, dv]
+    const float *lam, *g, *route;    // [tokens, H, width], [tokens, H], [tokens, H]; null where there is none
+    const int32_t *death;            // [tokens, H] (dynamic)
+    const int32_t *initial_death;    // [N, H, carried] (dynamic)
+    const float *initial;            // [N, H, carried, dk, dv] or null
+    const float *initial_keys;       // [N, H, carried, dk] or null
+    float *o;                        // [tokens, H, dv]
+    float *final;                    // [N, H, states, dk, dv], zero, or null if nobody wants it
+    float *final_keys;               // [N, H, states, dk], zero, or null
+};
+
+struct DecideArgs {
+    int64_t tokens, sequences, heads, key_heads, dk, dv;
+    int64_t k_stride, v_stride;
+    int64_t capacity;     // 0: never merge
+    int64_t block;        // 0: boundaries by score
+    int64_t state_score;  // the state with the token against without it, instead of the token against the state
+    int64_t threads;
+    int64_t carried;      // states a head that the arrays of the carried memory have room for
+    double tau, tie, first_score;
+    const int64_t *offset, *length, *origin;  // [N]
+    const float *k, *v, *g;
+    const float *current;           // [N, H, dk, dv] the newest state carried in
+    const int64_t *size0, *count0;  // [N, H], [N, H, carried]
+    const double *info0;            // [N, H, carried]
+    const int64_t *position0;       // [N]
+    float *score;                   // [tokens, H]
+    uint8_t *boundary;              // [tokens, H]
+    int32_t *death;                 // [tokens, H] -1, or when the start at this token ended
+    int32_t *initial_death;         // [N, H, carried]
+};
+
+// The kernels of one instruction set. A task is independent of all others, so that any number of threads gives the same
+// bits. `attend` and `decide` begin with what heads of a key head share, if there is memory for it.
+struct Level {
+    int64_t (*shared_floats)(const AttendArgs &);                                  // of one chunk and key head
+    void (*attend_share)(const AttendArgs &, int64_t chunk, int64_t key_head, float *shared);
+    bool (*attend)(const AttendArgs &, int64_t sequence, int64_t head, const float *shared);  // false: no memory
+    int64_t (*decide_floats)(const DecideArgs &);
+    void (*decide_share)(const DecideArgs &, int64_t chunk, int64_t key_head, float *shared);
+    bool (*decide)(const DecideArgs &, int64_t sequence, int64_t head, const float *shared);
+};
+
+static const int64_t CHUNK = 64;
+static const int32_t ALIVE = INT32_MAX;

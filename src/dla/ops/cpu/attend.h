@@ -1,0 +1,152 @@
+// The second stage for one head: outputs, and the state after them, of the memories with one state and with levels.
+#pragma once
+#include "chunk.h"
+
+namespace {
+
+// Walks the chunks of a head: memory.chunk(chunk, position of its first token in the call) and memory.finish().
+template <class Memory>
+bool walk(const AttendArgs &args, int64_t n, const float *shared_of_all, Memory &memory, Chunk &chunk, Arena &arena) {
+    const int64_t floats = Shared::floats(args.dk);
+    const Cut cut(args, n);
+    const int64_t number = chunks_before(args, n);
+    float *own = shared_of_all ? nullptr : arena.floats(floats);
+    if (arena.failed) return false;
+    for (int64_t c = 0; c < cut.chunks(); ++c) {
+        const int64_t begin = cut.begin(c), m = cut.end(c) - begin;
+        float *at = own ? own : (float *)shared_of_all + ((number + c) * args.key_heads + chunk.key_head) * floats;
+        const Shared shared = Shared::at(at, args.dk);
+        if (own) Shared{shared}.fill(args, cut.offset + begin, m, chunk.key_head);
+        chunk.begin(cut.offset + begin, m, shared);
+        memory.chunk(chunk, begin);
+        if (arena.failed) return false;
+        chunk.write_outputs();
+    }
+    memory.finish(chunk);
+    return !arena.failed;
+}
+
+struct SingleHead {
+    float *matrix;
+    bool fresh;
+    float *final;
+
+    SingleHead(const AttendArgs &a, int64_t n, int64_t h, Chunk &chunk, Arena &arena) {
+        const int64_t at = (n * a.heads + h) * a.dk * a.dv;
+        matrix = arena.floats(a.dk * chunk.dvp);
+        fresh = !a.initial;
+        final = a.final ? a.final + at : nullptr;
+        if (!fresh && !arena.failed) chunk.load_matrix(matrix, a.initial + at);
+    }
+    void chunk(Chunk &c, int64_t) {
+        c.own(nullptr);
+        if (!fresh) c.read(matrix, c.E);
+        c.fold_own(matrix, c.E[c.m - 1], fresh, 0, c.m);
+        fresh = false;
+    }
+    void finish(Chunk &c) {
+        if (final && !fresh) c.save_matrix(matrix, 1, final);
+    }
+};
+
+INLINE int64_t bit_length(int64_t x) { return x ? 64 - __builtin_clzll(uint64_t(x)) : 0; }
+
+// Fenwick levels. A block of tokens is a matrix and the position of its first token: seen from t, its level is the bit
+// length of that position xor t, whichever of its tokens one takes.
+struct LevelHead {
+    struct Block {
+        float *matrix;
+        float factor;
+        int64_t start, size;
+    };
+    const AttendArgs &args;
+    Block blocks[128];  // oldest, and largest, first
+    int64_t count = 0, position;
+    float *spare[128] = {};
+    int64_t spares = 0;
+    float *weight;  // [CHUNK][CHUNK] of own tokens
+    float *lam;     // [width][CHUNK]
+    float *final;
+    Arena &arena;
+
+    LevelHead(const AttendArgs &a, int64_t n, int64_t h, Chunk &chunk, Arena &pieces) : args(a), arena(pieces) {
+        position = a.position ? a.position[n] : 0;
+        weight = arena.floats(CHUNK * CHUNK), lam = arena.floats(a.width * CHUNK);
+        const int64_t size = a.dk * a.dv;
+        final = a.final ? a.final + (n * a.heads + h) * a.states * size : nullptr;
+        int64_t start = 0;
+        for (int64_t level = a.carried; level-- > 0;)
+            if (position >> level & 1) {
+                float *matrix = take(chunk);
+                if (!matrix) return;
+                chunk.load_matrix(matrix, a.initial + ((n * a.heads + h) * a.carried + level) * size);
+                blocks[count++] = {matrix, 1, start, int64_t(1) << level};
+                start += int64_t(1) << level;
+            }
+    }
+    float *take(Chunk &c) { return spares ? spare[--spares] : arena.floats(c.dk * c.dvp); }
+    int64_t column(int64_t level) const { return level < args.width ? level : args.width - 1; }
+
+    void chunk(Chunk &c, int64_t) {
+        for (int64_t t = 0; t < c.m; ++t)
+            for (int64_t i = 0; i < args.width; ++i)
+                lam[i * CHUNK + t] = args.lam[((c.first + t) * args.heads + c.h) * args.width + i];
+        for (int64_t s = 0; s < c.m; ++s)
+            for (int64_t t = s; t < c.m; ++t)
+                weight[s * CHUNK + t] = lam[column(bit_length((position + t) ^ (position + s))) * CHUNK + t];
+        c.own(weight);
+        float by_time[CHUNK];
+        for (int64_t b = 0; b < count; ++b) {
+            for (int64_t t = 0; t < c.m; ++t) {
+                const int64_t level = bit_length((position + t) ^ blocks[b].start);
+                by_time[t] = lam[column(level) * CHUNK + t] * c.E[t] * blocks[b].factor;
+            }
+            c.read(blocks[b].matrix, by_time);
+        }
+        for (int64_t b = 0; b < count; ++b) blocks[b].factor *= c.E[c.m - 1];
+        close(c, position + c.m);
+        position += c.m;
+    }
+
+    // Blocks and tokens up to `end` as its bits say: one block for each that is set, tokens folded where they belong.
+    void close(Chunk &c, int64_t end) {
+        Block old[128];
+        const int64_t olds = count;
+        memcpy(old, blocks, olds * sizeof(Block));
+        count = 0;
+        int64_t b = 0, start = 0;
+        for (int64_t level = 62; level >= 0; --level) {
+            if (!(end >> level & 1)) continue;
+            const int64_t stop = start + (int64_t(1) << level);
+            float *matrix = nullptr;
+            float factor = 1;
+            for (; b < olds && old[b].start < stop; ++b) {
+                if (!matrix) {
+                    matrix = old[b].matrix, factor = old[b].factor;
+                    continue;
+                }
+                combine(matrix, factor, old[b].matrix, old[b].factor, c.dk * c.dvp);
+                factor = 1;
+                spare[spares++] = old[b].matrix;
+            }
+            const int64_t from = start > position ? start : position;
+            if (stop > from) {
+                const bool fresh = !matrix;
+                if (fresh) matrix = take(c);
+                if (!matrix) return;
+                c.fold_own(matrix, factor, fresh, from - position, stop - from);
+                factor = 1;
+            }
+            blocks[count++] = {matrix, factor, start, stop - start};
+            start = stop;
+        }
+    }
+
+    void finish(Chunk &c) {
+        if (!final) return;
+        for (int64_t b = 0; b < count; ++b)
+            c.save_matrix(blocks[b].matrix, blocks[b].factor, final + (bit_length(blocks[b].size) - 1) * c.dk * c.dv);
+    }
+};
+
+}  // namespace

@@ -1,0 +1,55 @@
+"""How tensors get to the C++ kernels."""
+
+import ctypes
+from typing import Any, ClassVar
+
+from torch import Tensor
+
+from dla.ops.cpu.library import library
+
+ERRORS = {  # Wrong in api.cpp
+    1: "an unknown rule",
+    2: "sizes that cannot be",
+    3: "too few tensors",
+    4: "sequences outside of its tokens",
+    5: "states that cannot be",
+}
+NO_MEMORY = 6
+
+
+class Arguments(ctypes.Structure):
+    """A struct of whole numbers, doubles and pointers, in this order."""
+
+    _fields_: ClassVar[Any]
+
+    @staticmethod
+    def fields(numbers: str, doubles: str, pointers: str) -> list[tuple[str, Any]]:
+        kinds = ((numbers, ctypes.c_int64), (doubles, ctypes.c_double), (pointers, ctypes.c_void_p))
+        return [(name, kind) for names, kind in kinds for name in names.split()]
+
+
+def flat(x: Tensor) -> tuple[Tensor, int]:
+    """x [B, T, heads, dim] as float32 with its heads side by side, and how far apart tokens are; a copy if need be."""
+    x = x.float()
+    B, T, heads, dim = x.shape
+    batch, token, head, channel = x.stride()
+    fits = (channel == 1 or dim == 1) and (head == dim or heads == 1) and token >= heads * dim
+    if not (fits and (B == 1 or batch == T * token)):
+        x, token = x.contiguous(), heads * dim
+    return x, token
+
+
+def call(name: str, arguments: Arguments, tensors: dict[str, Tensor | None]) -> None:
+    """Run a kernel on CPU tensors, which stay alive during the call."""
+    lib = library()
+    assert lib is not None
+    for field, x in tensors.items():
+        if x is not None:
+            setattr(arguments, field, x.data_ptr())
+    function = getattr(lib, name)
+    function.restype = ctypes.c_int64
+    failed = function(ctypes.byref(arguments))
+    if failed == NO_MEMORY:
+        raise MemoryError(f"{name} found no memory for its work")
+    if failed:
+        raise ValueError(f"{name} was given {ERRORS.get(failed, f'something wrong (code {failed})')}")

@@ -1,0 +1,253 @@
+// What the three memories do alike with a chunk of 64 tokens of one head.
+//
+// Queries and weights stand with the time of the query along the vectors, so that keys and values are taken from where
+// they lie, a number at a time: S[s][t] = k_s . q_t, P[s][t] = S[s][t] * decay * weight, o_t = sum_s P[s][t] v_s.
+#pragma once
+#include <stdlib.h>
+
+#include "args.h"
+#include "simd.h"
+
+namespace {
+
+constexpr int64_t STEP = 16;  // tokens of a chunk that are told apart by causality in products
+
+// Memory of one task: gives out pieces, and gives all back at its end.
+struct Arena {
+    struct alignas(64) Piece {
+        Piece *before;
+    };
+    Piece *last = nullptr;
+    bool failed = false;
+
+    void *bytes(int64_t n) {
+        Piece *p = (Piece *)aligned_alloc(64, sizeof(Piece) + (n + 64) / 64 * 64);
+        if (!p) return failed = true, nullptr;
+        p->before = last, last = p;
+        return p + 1;
+    }
+    float *floats(int64_t n) { return (float *)bytes(n * 4); }
+    ~Arena() {
+        while (last) {
+            Piece *p = last;
+            last = p->before;
+            free(p);
+        }
+    }
+};
+
+// x [m rows of LANES] with rows as columns: stages of the perfect shuffle.
+INLINE void transpose(Vec *x) {
+    for (int half = 1; half < LANES; half *= 2) {
+        Vec y[LANES];
+#pragma GCC unroll 16
+        for (int i = 0; i < LANES / 2; ++i) {
+            const Vec a = x[i], b = x[i + LANES / 2];
+#if DLA_LEVEL == 512
+            y[2 * i] = __builtin_shufflevector(a, b, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
+            y[2 * i + 1] = __builtin_shufflevector(a, b, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31);
+#elif DLA_LEVEL == 256
+            y[2 * i] = __builtin_shufflevector(a, b, 0, 8, 1, 9, 2, 10, 3, 11);
+            y[2 * i + 1] = __builtin_shufflevector(a, b, 4, 12, 5, 13, 6, 14, 7, 15);
+#else
+            y[2 * i] = __builtin_shufflevector(a, b, 0, 4, 1, 5);
+            y[2 * i + 1] = __builtin_shufflevector(a, b, 2, 6, 3, 7);
+#endif
+        }
+#pragma GCC unroll 16
+        for (int i = 0; i < LANES; ++i) x[i] = y[i];
+    }
+}
+
+// out [dim][CHUNK] = x [m][dim] with rows `stride` apart, zero past m.
+void transpose_rows(const float *x, int64_t stride, int64_t m, int64_t dim, float *out) {
+    for (int64_t t = 0; t < CHUNK; t += LANES) {
+        const int64_t there = m - t;
+        int64_t d = 0;
+        for (; d + LANES <= dim && there > 0; d += LANES) {
+            Vec rows[LANES];
+            for (int i = 0; i < LANES; ++i) rows[i] = i < there ? load(x + (t + i) * stride + d) : Vec{};
+            transpose(rows);
+            for (int i = 0; i < LANES; ++i) store(out + (d + i) * CHUNK + t, rows[i]);
+        }
+        for (; d < dim; ++d)
+            for (int64_t i = 0; i < LANES; ++i) out[d * CHUNK + t + i] = i < there ? x[(t + i) * stride + d] : 0;
+    }
+}
+
+INLINE bool finite_rows(const float *x, int64_t stride, int64_t m, int64_t dim) {
+    Vec seen{};
+    float rest = 0;
+    for (int64_t t = 0; t < m; ++t) {
+        int64_t d = 0;
+        for (; d + LANES <= dim; d += LANES) seen += load(x + t * stride + d) * 0.0f;
+        for (; d < dim; ++d) rest += x[t * stride + d] * 0.0f;
+    }
+    return sum(seen) + rest == 0;
+}
+
+// What the heads of a key head share of a chunk.
+struct Shared {
+    float *Q;       // [dk][CHUNK] queries
+    float *S;       // [CHUNK][CHUNK] products with the chunk's own keys
+    float *finite;  // whether the keys are
+
+    static int64_t floats(int64_t dk) { return dk * CHUNK + CHUNK * CHUNK + LANES; }
+    static Shared at(float *x, int64_t dk) { return {x, x + dk * CHUNK, x + dk * CHUNK + CHUNK * CHUNK}; }
+
+    void fill(const AttendArgs &a, int64_t first, int64_t m, int64_t key_head) {
+        const float *q = a.q + first * a.q_stride + key_head * a.dk, *k = a.k + first * a.k_stride + key_head * a.dk;
+        transpose_rows(q, a.q_stride, m, a.dk, Q);
+        for (int64_t s = 0; s < m; s += STEP)
+            product<Into::set>(m - s < STEP ? m - s : STEP, CHUNK - s, a.dk, k + s * a.k_stride, a.k_stride, 1, Q + s,
+                               CHUNK, S + s * CHUNK + s, CHUNK);
+        *finite = finite_rows(k, a.k_stride, m, a.dk);
+    }
+};
+
+// One head's chunk: scratch, and the steps that every memory takes.
+struct Chunk {
+    const AttendArgs &args;
+    const int64_t h, key_head, dk, dv, dvp;
+    Shared shared;
+    float *V, *W, *P, *O;  // [CHUNK][dvp] values, weighted values; [CHUNK][CHUNK]; [CHUNK][dvp] outputs
+    int64_t first = 0, m = 0;  // the chunk's tokens
+    double G[CHUNK];           // running sums of g
+    float E[CHUNK];            // exp of them: decay since the chunk's start
+    float tail[CHUNK];         // decay to the chunk's end
+    float ones[CHUNK];
+    bool finite = true;        // whether the chunk's keys, values and decays are
+
+    Chunk(const AttendArgs &a, int64_t head, Arena &arena)
+        : args(a), h(head), key_head(head * a.key_heads / a.heads), dk(a.dk), dv(a.dv), dvp(padded(a.dv)) {
+        V = arena.floats(CHUNK * dvp), W = arena.floats(CHUNK * dvp), O = arena.floats(CHUNK * dvp);
+        P = arena.floats(CHUNK * CHUNK);
+        for (float &x : ones) x = 1;
+    }
+
+    const float *k(int64_t t) const { return args.k + (first + t) * args.k_stride + key_head * dk; }
+
+    void begin(int64_t at, int64_t count, const Shared &of_keys) {
+        first = at, m = count, shared = of_keys;
+        for (int64_t t = 0; t < m; ++t) {
+            const float *v = args.v + (first + t) * args.v_stride + h * dv;
+            memcpy(V + t * dvp, v, dv * 4);
+            for (int64_t j = dv; j < dvp; ++j) V[t * dvp + j] = 0;
+        }
+        double total = 0;
+        for (int64_t t = 0; t < CHUNK; ++t) {
+            double g = t < m && args.g ? args.g[(first + t) * args.heads + h] : 0;
+            total += g < -1000 ? -1000 : g;  // whose exponential is 0: more would take digits from the others
+            G[t] = total;
+        }
+        const LooseWide end = LooseWide{} + total;
+        for (int64_t t = 0; t < CHUNK; t += LANES) {
+            const Wide low = *(LooseWide *)(G + t), high = *(LooseWide *)(G + t + LANES / 2);
+            store(E + t, exp_vec(narrow(low, high)));
+            store(tail + t, exp_vec(narrow(end - low, end - high)));
+        }
+        finite = *shared.finite != 0 && total == total && finite_rows(V, dvp, m, dvp);
+    }
+
+    // O = what the chunk's own tokens give; weight [CHUNK][CHUNK] by token and query, or null for ones.
+    void own(const float *weight) {
+        Ints lane;
+        for (int i = 0; i < LANES; ++i) lane[i] = i;
+        for (int64_t s = 0; s < m; ++s) {
+            const LooseWide from = LooseWide{} + G[s];
+            for (int64_t t = s / STEP * STEP; t < m; t += LANES) {
+                Vec x = load(shared.S + s * CHUNK + t);
+                if (args.g) {
+                    const Wide low = *(LooseWide *)(G + t), high = *(LooseWide *)(G + t + LANES / 2);
+                    x *= exp_vec(narrow(low - from, high - from));
+                }
+                if (weight) x *= load(weight + s * CHUNK + t);
+                if (t < s + 1) x = (Vec)((Ints)x & (lane + int32_t(t) >= int32_t(s)));  // the future
+                store(P + s * CHUNK + t, x);
+            }
+        }
+        const int64_t step = finite ? STEP : 1;  // zero times NaN is NaN: then every query gets its own tokens alone
+        for (int64_t t = 0; t < m; t += step) {
+            const int64_t rows = m - t < step ? m - t : step;
+            product<Into::set>(rows, dvp, t + rows, P + t, 1, CHUNK, V, dvp, O + t * dvp, dvp);
+        }
+    }
+
+    // O += weight[t] * q_t^T matrix
+    void read(const float *matrix, const float *weight) {
+        product<Into::add_weighted>(m, dvp, dk, shared.Q, 1, CHUNK, matrix, dvp, O, dvp, weight);
+    }
+
+    // matrix = fade * matrix + sum of coefficient * k v^T, over rows; `fresh`: there is nothing to fade
+    void fold(float *matrix, float fade, bool fresh, int64_t rows, const float *keys, int64_t stride, const float *values,
+              const float *coefficient) {
+        for (int64_t done = 0; done < rows; done += CHUNK) {
+            const int64_t n = rows - done < CHUNK ? rows - done : CHUNK;
+            for (int64_t r = 0; r < n; ++r)
+                for (int64_t j = 0; j < dvp; j += LANES)
+                    store(W + r * dvp + j, load(values + (done + r) * dvp + j) * coefficient[done + r]);
+            const float *from = keys + done * stride;
+            if (fresh) product<Into::set>(dk, dvp, n, from, 1, stride, W, dvp, matrix, dvp);
+            else product<Into::fade>(dk, dvp, n, from, 1, stride, W, dvp, matrix, dvp, nullptr, fade);
+            fresh = false, fade = 1;
+        }
+    }
+
+    // The same with tokens s .. s + count of the chunk, as they stand at its end.
+    void fold_own(float *matrix, float fade, bool fresh, int64_t s, int64_t count) {
+        fold(matrix, fade, fresh, count, k(s), args.k_stride, V + s * dvp, tail + s);
+    }
+
+    void write_outputs() {
+        for (int64_t t = 0; t < m; ++t) {
+            float *o = args.o + ((first + t) * args.heads + h) * dv;
+            for (int64_t j = 0; j < dv; ++j) o[j] = O[t * dvp + j] * float(args.scale);
+        }
+    }
+
+    void load_matrix(float *matrix, const float *from) const {
+        for (int64_t d = 0; d < dk; ++d) {
+            memcpy(matrix + d * dvp, from + d * dv, dv * 4);
+            for (int64_t j = dv; j < dvp; ++j) matrix[d * dvp + j] = 0;
+        }
+    }
+    void save_matrix(const float *matrix, float factor, float *to) const {
+        for (int64_t d = 0; d < dk; ++d)
+            for (int64_t j = 0; j < dv; ++j) to[d * dv + j] += factor * matrix[d * dvp + j];
+    }
+};
+
+// A = a A + b B
+INLINE void combine(float *A, float a, const float *B, float b, int64_t n) {
+    for (int64_t i = 0; i < n; i += LANES) store(A + i, load(A + i) * a + load(B + i) * b);
+}
+
+// The chunks of a sequence: cut where its own position is a multiple of 64 if its levels need that.
+struct Cut {
+    int64_t offset, length, lead;
+
+    Cut(const AttendArgs &a, int64_t n) : offset(a.offset[n]), length(a.length[n]) {
+        lead = a.position ? a.position[n] % CHUNK : 0;
+    }
+    Cut(const DecideArgs &a, int64_t n) : offset(a.offset[n]), length(a.length[n]), lead(0) {}
+    int64_t chunks() const { return length ? (lead + length + CHUNK - 1) / CHUNK : 0; }
+    int64_t begin(int64_t c) const { return c ? c * CHUNK - lead : 0; }
+    int64_t end(int64_t c) const { return (c + 1) * CHUNK - lead < length ? (c + 1) * CHUNK - lead : length; }
+};
+
+// A chunk by its number among those of all sequences.
+template <class Args> void find_chunk(const Args &args, int64_t number, int64_t &first, int64_t &m) {
+    int64_t n = 0;
+    while (number >= Cut(args, n).chunks()) number -= Cut(args, n++).chunks();
+    const Cut cut(args, n);
+    first = cut.offset + cut.begin(number), m = cut.end(number) - cut.begin(number);
+}
+
+// The number of a sequence's first chunk.
+template <class Args> int64_t chunks_before(const Args &args, int64_t n) {
+    int64_t number = 0;
+    for (int64_t i = 0; i < n; ++i) number += Cut(args, i).chunks();
+    return number;
+}
+
+}  // namespace

@@ -1,0 +1,148 @@
+"""Decisions by chunks against the reference: equal but where rounding may decide, and how often that is."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import dla
+from dla.bench.streams import correlated
+from dla.ops import Segmentation
+from tests.ops.common import Case, Inputs, call, cast, cut, make_inputs, segment
+from tests.ops.cpu.common import kernel_cases, needs_library, widened
+
+pytestmark = needs_library
+
+NEAR = 1e-4  # a decision may flip if its margin is below this
+SQUARES = 1e-5  # of scores, which are differences of cosines from one; roots of small ones have half the digits
+
+
+def by_chunks(x: Inputs, **options: Any) -> Segmentation:
+    with dla.record() as ran:
+        made = segment(cast(x, torch.float32), **options, backend="cpu")
+    assert (ran[0].backend, ran[0].kind) == ("cpu", "by chunks")
+    return made
+
+
+def reference(x: Inputs, **options: Any) -> Segmentation:
+    if (state := options.get("initial_state")) is not None:
+        options["initial_state"] = widened(state)
+    return segment(cast(cast(x, torch.float32), torch.float64), **options, backend="reference")
+
+
+def assert_same(
+    found: Segmentation,
+    expected: Segmentation,
+    tau: float,
+    block: int | None,
+    squares: float = SQUARES,
+    merges: bool = True,
+) -> None:
+    """Equal up to each head's first decision that rounding may flip; after one, states differ."""
+    B, T, H = found.boundary.shape
+    for b in range(B):
+        for h in range(H):
+            differs = found.boundary[b, :, h] != expected.boundary[b, :, h]
+            stop = int(differs.nonzero()[0]) if differs.any() else T
+            if stop < T:
+                assert block is None
+                assert abs(float(expected.score[b, stop, h]) - tau) < NEAR
+            gap = (found.score[b, :stop, h].double() ** 2 - expected.score[b, :stop, h] ** 2).abs()
+            assert float(gap.max() if stop else 0) < squares
+            if stop == T and merges:
+                assert found.merged[b, :, h].equal(expected.merged[b, :, h])
+
+
+LENGTHS = (0, 1, 2, 15, 16, 17, 63, 64, 65, 130, 200)
+CASES = [(T, case) for i, T in enumerate(LENGTHS) for case in kernel_cases(5 if T > 100 else 8, seed=100 + i)]
+
+
+@pytest.mark.parametrize(("T", "case"), CASES, ids=str)
+def test_decisions(T: int, case: Case) -> None:
+    x, rules = case.inputs(T, seed=T, dk=6, dv=5), case.rules(T)
+    assert_same(by_chunks(x, **rules), reference(x, **rules), rules["tau"], case.block)
+
+
+@pytest.mark.parametrize("case", kernel_cases(16, seed=60, packed=False), ids=str)
+@pytest.mark.parametrize("split", [1, 40, 64])
+def test_decisions_go_on_from_a_state(case: Case, split: int) -> None:
+    x, rules = case.inputs(150, seed=5, dk=5, dv=17), case.rules(150)
+    _, state = call(
+        "dynamic", cast(cut(x, 0, split), torch.float32), **case.options(150), output_final_state=True, backend="cpu"
+    )
+    tail = cut(x, split, 150)
+    found = by_chunks(tail, **rules, initial_state=state)
+    expected = reference(tail, **rules, initial_state=state)
+    assert found.initial_counts is not None and expected.initial_counts is not None
+    assert found.initial_counts.equal(expected.initial_counts)
+    assert_same(found, expected, rules["tau"], case.block)
+
+
+@given(
+    st.sampled_from([1, 2, 16, 33]),
+    st.sampled_from([1, 3, 16, 40]),
+    st.integers(1, 140),
+    st.integers(0, 2**20),
+    st.sampled_from([0.0, 0.3, 0.6, 1.2, 1.5, 2.0, 5.0]),
+    st.sampled_from([2.0**-100, 2.0**-50, 1.0, 2.0**50, 2.0**100]),
+)
+def test_any_size_and_magnitude(dk: int, dv: int, T: int, seed: int, tau: float, scale: float) -> None:
+    case = kernel_cases(1, seed)[0]
+    x, rules = case.inputs(T, seed, dk=dk, dv=dv), case.rules(T) | {"tau": tau}
+    plain = by_chunks(x, **rules)
+    x["v"] = x["v"] * scale
+    found = by_chunks(x, **rules)
+    # with one channel tokens are alike or opposite: they cancel, which takes digits, and costs of merges tie
+    few = min(dk, dv) == 1
+    allowed: dict[str, Any] = {"squares": 1e-2 if few else 1e-4, "merges": not few}
+    assert_same(found, replace(plain, score=plain.score.double()), tau, case.block, **allowed)  # angles alone count
+    if scale == 1:
+        assert_same(found, reference(x, **rules), tau, case.block, **allowed)
+
+
+def test_flips_are_rare_and_near() -> None:
+    """A long stream: how many decisions differ from the scan's, which computes every state afresh."""
+    for seed, noise in ((0, 0.25), (1, 0.6), (2, 1.0)):
+        x = cast(make_inputs("decay", T=3000, H=4, dk=32, dv=16, noise=noise, seed=seed), torch.float32)
+        scan = segment(cast(x, torch.float64), capacity=9)
+        made = by_chunks(x, capacity=9)
+        assert (made.boundary != scan.boundary).float().mean() < 1e-3
+        assert_same(made, scan, 0.6, None)
+
+
+@pytest.mark.parametrize("score", ["token", "state"])
+@pytest.mark.parametrize("block", [None, 5])
+def test_tokens_that_cancel(score: str, block: int | None) -> None:
+    """Opposite tokens: what is left of a state is small, and its norm must not be what rounding left of it."""
+    x = make_inputs("plain", B=1, T=120, H=2, dk=8, dv=8, noise=1e-2)
+    x["v"][:, 1::2] *= -1
+    rules = {"tau": 1.99, "capacity": 4, "score": score, "block": block}
+    found, expected = by_chunks(x, **rules), reference(x, **rules)
+    if block is None:
+        assert_same(found, expected, 1.99, None, squares=1e-3)
+    else:
+        assert found.boundary.equal(expected.boundary)
+        assert (found.score - expected.score).abs().max() < 1e-3
+
+
+def test_zero_tokens() -> None:
+    x = make_inputs("decay", B=1, T=80, H=2, dk=4, dv=4)
+    x["v"][:, 0:3] = 0
+    x["k"][:, 20:30] = 0
+    x["v"][:, 64] = 0
+    for score in ("token", "state"):
+        rules = {"tau": 0.6, "capacity": 3, "score": score}
+        found, expected = by_chunks(x, **rules), reference(x, **rules)
+        assert found.score.isfinite().all()
+        assert_same(found, expected, 0.6, None)
+
+
+def test_a_stream_of_the_benchmarks() -> None:
+    s = correlated(0, length=2000, heads=2, key_heads=1, dk=128, dv=64)
+    x = {"k": s.k, "v": s.v, "g": s.g}
+    assert_same(by_chunks(x), segment(cast(x, torch.float64)), 0.6, None)
