@@ -1,4 +1,9 @@
 import json
+import os
+import signal
+import subprocess
+import sys
+import time
 
 import pytest
 
@@ -54,3 +59,89 @@ def test_benches_of_models(tmp_path, capsys):
     assert near["single bytes"] == far["single bytes"] < far["log_linear bytes"]
     assert near["dynamic bytes"] == far["dynamic bytes"]
     assert near["log_linear bytes"] < far["log_linear bytes"]
+
+
+# Errors and Ctrl-C end in main, in one line.
+
+
+@pytest.mark.parametrize("error", [ValueError("lr must be\na number"), OSError("disk full"), ImportError("needs x")])
+def test_errors_of_commands_are_one_line(error, monkeypatch, capsys):
+    def refuse(*_, **__):
+        raise error
+
+    monkeypatch.setattr("dla.lab.demo.run", refuse)
+    assert cli.main(["demo"]) == 2
+    assert capsys.readouterr().err == f"dla demo: {' '.join(str(error).split())}\n"
+
+
+def test_other_errors_are_not_hidden(monkeypatch):
+    monkeypatch.setattr("dla.lab.demo.run", lambda *_, **__: {}["a bug"])
+    with pytest.raises(KeyError, match="a bug"):
+        cli.main(["demo"])
+
+
+def test_an_interrupt_is_130(monkeypatch, capsys):
+    def interrupt(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("dla.lab.demo.run", interrupt)
+    assert cli.main(["demo"]) == 130
+    assert capsys.readouterr().err == "\ninterrupted\n"
+
+
+def test_a_demo_of_no_steps_is_refused(tmp_path, capsys):
+    assert cli.main(["demo", "--steps", "0", "--out", str(tmp_path)]) == 2
+    assert capsys.readouterr().err.startswith("dla demo: steps must be an integer >= 1")
+
+
+def start(*arguments, **options):
+    """`dla` in a process group of its own, as in a terminal."""
+    command = [sys.executable, "-c", READY, *map(str, arguments)]
+    made = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "start_new_session": True}
+    return subprocess.Popen(command, env={**os.environ, "OMP_NUM_THREADS": "1"}, **{**made, **options})
+
+
+# Says when main is at work: before that, Python itself and torch are imported.
+READY = """
+import sys
+from dla import cli
+
+def build():
+    print("ready", file=sys.stderr, flush=True)
+    return made()
+
+made, cli.build_parser = cli.build_parser, build
+sys.exit(cli.main())
+"""
+COMMANDS = {
+    "generate": ("generate", "mamba2-mini", "--prompt", "a", "--max-new-tokens", "100000"),
+    "bench": ("bench", "operators", "--lengths", "16384", "--repeats", "1000"),
+    "eval": ("eval", "mamba2-mini", "--task", "niah_single_1_8192", "--samples", "50", "--out", "{out}/e.json"),
+    "demo": ("demo", "--out", "{out}"),
+    "inspect": ("inspect", "stream", "--out", "{out}"),
+}
+CASES = [("bench", 0.0), ("generate", 0.7), ("generate", 1.5)]
+SLOW = [(name, after) for name in COMMANDS for after in (0.1, 0.4, 1.0, 5.0)]
+
+
+@pytest.mark.parametrize(
+    ("name", "after"), [*CASES, *(pytest.param(*case, marks=pytest.mark.slow) for case in SLOW)], ids=str
+)
+def test_a_real_interrupt(name, after, tmp_path):
+    """At the start, while modules are imported, and at work; none leaves a traceback."""
+    process = start(*(word.format(out=tmp_path) for word in COMMANDS[name]))
+    assert process.stderr.readline() == "ready\n"
+    time.sleep(after)
+    os.killpg(process.pid, signal.SIGINT)
+    said = process.communicate(timeout=60)[1]
+    finished = name == "inspect" and after > 0.4  # it takes about as long
+    assert process.returncode in ((0, 130, -signal.SIGINT) if finished else (130,)), said
+    assert not any(word in said for word in ("Traceback", "Exception ignored", "leaked"))
+
+
+def test_readers_that_leave_are_no_error(tmp_path):
+    process = start("info", "gdn-tiny")
+    process.stdout.close()
+    said = process.stderr.read()
+    process.wait(timeout=60)
+    assert said == "ready\n" and process.returncode == 1

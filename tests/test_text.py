@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dla.text import ByteDecoder, ByteTokenizer, TransformersDecoder, decoder, load_tokenizer
+from dla.text import ByteDecoder, ByteTokenizer, TransformersDecoder, decoder, load_tokenizer, model_tokenizer
 
 TEXT = "Ünï – 漢字 🙂\n"
 
@@ -109,5 +109,47 @@ def test_bytes_where_there_is_no_tokenizer(tmp_path):
 
 def test_a_broken_tokenizer_is_named(tmp_path):
     (tmp_path / "tokenizer.json").write_text("{}")
+    with pytest.raises(ValueError, match="no tokenizer could be loaded from"):
+        load_tokenizer(tmp_path, 300)
+
+
+def test_bytes_are_guessed_for_their_vocabulary_alone(tmp_path, folder):
+    """With any other, tokens would be shown as text that has nothing to do with them."""
+    assert isinstance(model_tokenizer("mamba2-tiny", None, 256), ByteTokenizer)
+    assert isinstance(model_tokenizer(tmp_path, None, 256), ByteTokenizer)
+    assert isinstance(model_tokenizer(None, None, 256), ByteTokenizer)
+    assert isinstance(model_tokenizer(tmp_path, "bytes", 300), ByteTokenizer)  # asked for by name
+    assert not isinstance(model_tokenizer(folder, None, 300), ByteTokenizer)
+    for model in ("mamba2-780m", tmp_path, None, ""):
+        for size in (255, 300, 50288):
+            with pytest.raises(ValueError, match=f"this one has {size}: give --tokenizer"):
+                model_tokenizer(model, None, size)
+
+
+def test_a_folder_that_is_named_has_a_tokenizer(tmp_path):
+    with pytest.raises(ValueError, match=r"--tokenizer: .* has no tokenizer files \(tokenizer.json"):
+        model_tokenizer("mamba2-tiny", tmp_path, 256)
+    with pytest.raises(
+        ValueError, match="has no tokenizer files; bytes are guessed for a vocabulary of 256 alone: give"
+    ):
+        load_tokenizer(tmp_path, 2**31)
+
+
+@pytest.mark.parametrize(
+    "content", ["", "[]", '{"model": 5}', '{"version": "1.0", "model": {"type": "BPE"}}', "[" * 9999]
+)
+def test_damaged_tokenizers_are_one_line(tmp_path, content):
+    (tmp_path / "tokenizer.json").write_text(content)
+    (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "PreTrainedTokenizerFast"}')
+    with pytest.raises(ValueError, match="no tokenizer could be loaded from") as error:
+        load_tokenizer(tmp_path, 300)
+    assert "\n" not in str(error.value)
+
+
+def test_code_beside_a_tokenizer_is_not_run(tmp_path, monkeypatch):
+    """Nor is anybody asked whether it may be."""
+    (tmp_path / "tokenizer_config.json").write_text('{"auto_map": {"AutoTokenizer": ["evil.Evil", null]}}')
+    (tmp_path / "evil.py").write_text("raise SystemExit('run')\nclass Evil: pass\n")
+    monkeypatch.setattr("builtins.input", lambda *_: pytest.fail("asked"))
     with pytest.raises(ValueError, match="no tokenizer could be loaded from"):
         load_tokenizer(tmp_path, 300)

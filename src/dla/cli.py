@@ -1,6 +1,8 @@
 """The `dla` command. A subcommand is two small functions: its options, and what it runs, with its imports inside."""
 
 import argparse
+import os
+import signal
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -12,11 +14,52 @@ MEMORIES = ("single", "log_linear", "dynamic")
 NAMED = (*MEMORIES, "paper", "recommended")  # with the configurations that have a name
 
 
+REFUSED, INTERRUPTED = 2, 130  # exit codes; the second is that of a shell for Ctrl-C
+
+
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run `dla` with the given arguments (None: those of the process); the exit code."""
-    args = build_parser().parse_args(argv)
-    command: Callable[[argparse.Namespace], int] = args.run
-    return command(args)
+    """Run `dla` with the given arguments (None: those of the process); the exit code.
+
+    Whatever a command refuses ends here as one line and 2, Ctrl-C at any time without a traceback and 130.
+    """
+    if argv is None:
+        _hear_interrupts()
+    try:
+        args = build_parser().parse_args(argv)
+        command: Callable[[argparse.Namespace], int] = args.run
+        code = command(args)
+        sys.stdout.flush()
+    except KeyboardInterrupt:
+        print("\ninterrupted", file=sys.stderr)
+        return INTERRUPTED
+    except BrokenPipeError:  # whoever read the output has seen enough: `dla info | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except (ValueError, OSError, ImportError) as error:
+        name = " ".join(["dla", *(sys.argv[1:] if argv is None else argv)[:1]])
+        print(f"{name}: {' '.join(str(error).split()) or type(error).__name__}", file=sys.stderr)
+        return REFUSED
+    return code
+
+
+def _hear_interrupts() -> None:
+    """Ctrl-C raises KeyboardInterrupt once; a second one, or one that gets lost, ends the process without a word.
+
+    It gets lost where Python runs something that must not fail, such as a callback of its import system.
+    """
+
+    def raise_once(number: int, frame: object) -> None:
+        signal.signal(signal.SIGINT, lambda *_: os._exit(INTERRUPTED))
+        raise KeyboardInterrupt
+
+    def leave_or_tell(lost: Any) -> None:
+        if issubclass(lost.exc_type, KeyboardInterrupt):
+            os._exit(INTERRUPTED)
+        sys.__unraisablehook__(lost)
+
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # else somebody wants it ignored
+        signal.signal(signal.SIGINT, raise_once)
+        sys.unraisablehook = leave_or_tell
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -181,7 +224,7 @@ def _eval_options(parser: argparse.ArgumentParser) -> None:
     asked.add_argument("--seed", type=int, default=0, help="of RULER's texts (%(default)s)")
     how = parser.add_argument_group("how the model runs")
     how.add_argument("--max-length", type=int, metavar="T", help="longer prompts lose their beginning (the model's)")
-    how.add_argument("--tokenizer", metavar="NAME", help="a folder or a name of the Hugging Face hub (the model's)")
+    how.add_argument("--tokenizer", metavar="NAME", help="a folder, a name of the hub, or bytes (the model's)")
     how.add_argument("--dtype", default="float32", choices=["float32", "bfloat16", "float16"], help="(%(default)s)")
     how.add_argument("--device", help="such as cpu or cuda (default: the GPU if there is one)")
     how.add_argument("--batch-tokens", type=int, default=4096, metavar="N", help="read at a time (%(default)s)")
@@ -411,8 +454,10 @@ def _info(args: argparse.Namespace) -> int:
 
         print(show(as_json=args.json))
         return 0
+    from dla.models.config import check_saved
     from dla.models.info import run
 
+    check_saved(args.model)
     return run(args.model, context=args.context, memories=args.memory, as_json=args.json)
 
 
@@ -430,7 +475,7 @@ def _generate_options(parser: argparse.ArgumentParser) -> None:
         "--dtype", default="float32", choices=["float32", "bfloat16", "float16"], help="of the model (%(default)s)"
     )
     parser.add_argument("--device", help="such as cpu or cuda (default: the GPU if there is one)")
-    parser.add_argument("--tokenizer", metavar="NAME", help="a folder or a name of the Hugging Face hub (the model's)")
+    parser.add_argument("--tokenizer", metavar="NAME", help="a folder, a name of the hub, or bytes (the model's)")
     parser.add_argument("--memory", choices=NAMED, help="of a preset (single)")
     parser.add_argument(
         "--prefill-chunk", type=int, default=4096, metavar="N", help="tokens of the prompt read at a time (%(default)s)"

@@ -1,6 +1,19 @@
-"""Text for people: tables that line up."""
+"""Text for people: tables that line up, and words of others that cannot change what they stand in."""
 
+import math
+import re
 from collections.abc import Mapping, Sequence
+from itertools import chain
+from typing import Any, TypeGuard
+
+DEEPEST = 32  # how far the values of a file may be nested
+# What Markdown takes for more than itself: marks (an underscore inside a word is none), entities, addresses, and at the
+# start headings and lists.
+SPECIAL = re.compile(
+    r"[\\|*`<\[\]~]|(?<![^\W_])_|_(?![^\W_])|&(?=#?\w+;)|:(?=//)|(?<=\bwww)\.|^[#>=]|^[-+](?=[\s-]|$)", re.IGNORECASE
+)
+NUMBERED = re.compile(r"^(\d+)([.)])(?=\s|$)")  # an entry of a list
+FORMULA = ("=", "+", "-", "@")
 
 
 def table(rows: Sequence[Mapping[str, object]]) -> str:
@@ -24,4 +37,83 @@ def _text(value: object) -> str:
         return "–"
     if isinstance(value, float):
         return f"{value:.3f}" if abs(value) < 10 else f"{value:.1f}" if abs(value) < 1000 else f"{value:.0f}"
-    return str(value)
+    return one_line(str(value))
+
+
+# Words of others: labels and notes come from files, and may hold anything.
+
+
+def one_line(text: str) -> str:
+    """The text without line breaks and other control characters, which a terminal would obey; spaces instead."""
+    return "".join(c if c.isprintable() or c == "\N{NO-BREAK SPACE}" else " " for c in text)
+
+
+def escape_markdown(text: str) -> str:
+    """The text as Markdown that shows just these characters, on one line: no table cell, HTML, link or heading."""
+    marked = SPECIAL.sub(lambda found: "\\" + found[0], one_line(text).strip())
+    return NUMBERED.sub(r"\1\\\2", marked)
+
+
+def csv_text(text: str) -> str:
+    """The text for a cell of a CSV file; one that a spreadsheet would run as a formula gets an apostrophe before it."""
+    plain = one_line(text)
+    return f"'{plain}" if plain.lstrip().startswith(FORMULA) else plain
+
+
+# Values of files.
+
+
+def is_number(value: object) -> TypeGuard[float]:
+    """Whether a value of a file is a finite number that floating point can hold."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    try:
+        return math.isfinite(value)
+    except OverflowError:  # an integer of hundreds of digits
+        return False
+
+
+def shown(value: object) -> str:
+    """A value in an error message: on one line, and not all of it if it is long."""
+    if isinstance(value, list | dict) and too_deep(value):
+        return f"a {type(value).__name__} nested deeper than {DEEPEST}"
+    if isinstance(value, int) and not is_number(value) and not isinstance(value, bool):
+        return "an integer that is too large"
+    text = repr(value)
+    return text if len(text) <= 80 else text[:77] + "…"
+
+
+def too_deep(value: object) -> bool:
+    """Whether lists and dicts are nested further than ``DEEPEST``."""
+    level = [value]
+    for _ in range(DEEPEST + 1):
+        level = list(chain.from_iterable(map(_inner, level)))
+        if not level:
+            return False
+    return True
+
+
+def check_value(value: object, where: str) -> None:
+    """Refuse a file's value that is nested too deep, or has text in it that cannot be written."""
+    if too_deep(value):
+        raise ValueError(f"{where}: values may be nested {DEEPEST} deep, and there are deeper ones")
+    level = [value]
+    while level:
+        for found in level:
+            for text in found if isinstance(found, dict) else (found,):
+                if isinstance(text, str) and not _writable(text):
+                    raise ValueError(f"{where}: text must be Unicode, and there is {shown(text)}")
+        level = list(chain.from_iterable(map(_inner, level)))
+
+
+def _inner(value: Any) -> Sequence[object]:
+    return list(value.values()) if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
+
+
+def _writable(text: str) -> bool:
+    """Not with half a surrogate pair, which JSON can hold and no file."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

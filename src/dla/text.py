@@ -14,6 +14,8 @@ TOKENIZER_FILES = (
     "vocab.json",
     "vocab.txt",
 )
+ENDLESS = 2**31  # a vocabulary of any size
+BYTES = "bytes"  # the name of the tokenizer that is none
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 
 
@@ -99,29 +101,63 @@ def decoder(tokenizer: Any) -> Decoder:
 
 
 def load_tokenizer(name: str | PathLike[str] | None, vocab_size: int) -> Any:
-    """The tokenizer for a model of ``vocab_size`` tokens.
+    """The tokenizer of a name, for a model of ``vocab_size`` tokens.
 
     Args:
-        name: a folder: a transformers tokenizer if it holds the files of one, else bytes. A name that is no folder: a
-            tokenizer of the Hugging Face hub. None: bytes.
+        name: "bytes" or None: bytes. A folder: the transformers tokenizer in it; one without the files of a tokenizer
+            stands for bytes if the vocabulary has just these, and is refused else. Any other name: a tokenizer of the
+            Hugging Face hub.
         vocab_size: of the model.
 
     Returns:
         A ``ByteTokenizer`` or a transformers tokenizer; both have ``encode(text, add_special_tokens=True)`` and
         ``decode(ids)``.
     """
-    folder = None if name is None else Path(name)
-    if folder is None or (folder.is_dir() and not any((folder / file).is_file() for file in TOKENIZER_FILES)):
+    if name is None or str(name) == BYTES:
         if vocab_size < ByteTokenizer.vocab_size:
-            where = "no tokenizer is named" if folder is None else f"{folder} has no tokenizer files"
-            raise ValueError(
-                f"vocab_size={vocab_size} is too small for bytes, which need {ByteTokenizer.vocab_size}, and {where}"
-            )
+            raise ValueError(f"vocab_size={vocab_size} is too small for bytes, which need {ByteTokenizer.vocab_size}")
+        return ByteTokenizer()
+    if not _holds_tokenizer(Path(name)):
+        _check_bytes(f"{name} has no tokenizer files", vocab_size)
         return ByteTokenizer()
     tokenizer = _load_transformers(str(name))
     if len(tokenizer) > vocab_size:
         raise ValueError(f"the tokenizer {name} has {len(tokenizer)} tokens, but vocab_size is {vocab_size}")
     return tokenizer
+
+
+def model_tokenizer(model: str | PathLike[str] | None, given: str | PathLike[str] | None, vocab_size: int) -> Any:
+    """The tokenizer of a model: the one ``given``, else that of the model's folder, else bytes.
+
+    Bytes are a guess, which is made for a vocabulary of 256 alone: with any other they would turn tokens into text that
+    has nothing to do with them, so a tokenizer must be named.
+
+    Args:
+        model: its folder, the name of a preset, or None.
+        given: as for ``load_tokenizer``; None: nothing was named.
+        vocab_size: of the model.
+    """
+    if given is not None:
+        if str(given) != BYTES and not _holds_tokenizer(Path(given)):
+            raise ValueError(f"--tokenizer: {given} has no tokenizer files ({', '.join(TOKENIZER_FILES)})")
+        return load_tokenizer(given, vocab_size)
+    if model is not None and str(model) and Path(model).is_dir():
+        return load_tokenizer(model, vocab_size)
+    _check_bytes(f"{model or 'the model'} has no tokenizer", vocab_size)
+    return ByteTokenizer()
+
+
+def _holds_tokenizer(folder: Path) -> bool:
+    """Whether it is no folder, and so a name of the hub, or has the files of a tokenizer."""
+    return not folder.is_dir() or any((folder / file).is_file() for file in TOKENIZER_FILES)
+
+
+def _check_bytes(why: str, vocab_size: int) -> None:
+    """Refuse to take bytes for the tokens of a vocabulary that has others."""
+    if vocab_size != ByteTokenizer.vocab_size:
+        size = f", and this one has {vocab_size}" if vocab_size < ENDLESS else ""
+        ways = "a folder, a name of the Hugging Face hub" + (", or bytes" if vocab_size > 256 else "")
+        raise ValueError(f"{why}; bytes are guessed for a vocabulary of 256 alone{size}: give --tokenizer ({ways})")
 
 
 def _load_transformers(name: str) -> Any:
@@ -130,12 +166,14 @@ def _load_transformers(name: str) -> Any:
     except ImportError as e:
         raise ValueError(f"the tokenizer {name} needs the transformers library: pip install transformers") from e
     try:
-        return AutoTokenizer.from_pretrained(name)
-    except (OSError, ValueError, KeyError) as e:
+        return AutoTokenizer.from_pretrained(name, trust_remote_code=False)  # not even if somebody says yes
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as e:  # plain exceptions of the tokenizers library, and panics, which are not even those
         raise ValueError(f"no tokenizer could be loaded from {name}: {_first_line(e)}") from e
 
 
-def _first_line(error: Exception) -> str:
+def _first_line(error: BaseException) -> str:
     return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 

@@ -12,6 +12,20 @@ from lm_eval.api.model import LM
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
+from dla.cli import main
+
+SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "vocab_size": 256, "num_heads": 2, "head_k_dim": 8, "head_v_dim": 8}
+
+
+def run(*arguments: object) -> int:
+    """`dla eval`"""
+    return main(["eval", *map(str, arguments)])
+
+
+def on_piqa(model: Path, data: Path, out: Path, *more: object) -> int:
+    """`dla eval MODEL --task piqa`"""
+    return run(model, "--task", "piqa", "--data", data, "--out", out, *more)
+
 
 def write_rows(path: Path, rows: Iterable[Any]) -> Path:
     """Rows as JSON lines in a file, whose folder is made; the file."""

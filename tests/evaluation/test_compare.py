@@ -227,3 +227,25 @@ def test_command_refuses(paths, tmp_path, capsys):
     write(model(task([1], "swde"), label="C"), tmp_path / "c.json")
     assert run([paths[0], tmp_path / "c.json"], out=None, as_json=False) == 1
     assert "not compared: SWDE: only in B" in capsys.readouterr().out
+
+
+def test_other_rows_and_tasks_are_refused():
+    """Where both say what they were made with."""
+    known = {"rows": "aaaa", "task": "bbbb", "weights": "cccc", "dtype": "float32"}
+    left = model(task([1, 0], provenance=known))
+    for name in ("rows", "task"):
+        row, _ = compare(left, model(task([1, 0], provenance={**known, name: "other"})))
+        assert row["refused"] == f"checksum of the {name} is {known[name]!r} in A, 'other' in B"
+    for other in ({**known, "weights": "dddd", "dtype": "bfloat16"}, {}):
+        row, _ = compare(left, model(task([1, 0], provenance=other)))
+        assert row["refused"] == ""
+
+
+def test_labels_are_words_in_the_terminal(tmp_path, capsys):
+    for name, label in (("a", "\x1b[2J\nx"), ("b", "B")):
+        write(
+            model(task([1, 0], label="\x1b[31mT\nU"), task([], name="none", label="\x07"), label=label), tmp_path / name
+        )
+    assert run([tmp_path / "a", tmp_path / "b"]) == 0
+    said = capsys.readouterr().out
+    assert "\x1b" not in said and "\x07" not in said and "A:  [2J x" in said

@@ -179,3 +179,49 @@ def test_what_is_not_there(tmp_path: Path) -> None:
             local_rows(name, tmp_path)
     with pytest.raises(ValueError, match="nearest is 'hellaswag'"):
         local_rows("helaswag", tmp_path)
+
+
+CHOICES = {"id": "1", "question": "q", "choices": ["a", "b"], "gold": 0}
+SWAG = {"activity_label": "a", "ctx_a": "b", "ctx_b": "c", "ctx": "d", "endings": ["e", "f"], "label": 0}
+LONG = {"context": "c", "input": "q", "answers": ["a"], "all_classes": None}
+KINDS = [
+    ("lambada", "lambada/lambada_test.jsonl", {"text": 5}, "text must be text, got 5"),
+    ("hellaswag", "hellaswag/hellaswag_val.jsonl", {**SWAG, "endings": "ab"}, "endings must be a list of texts"),
+    ("hellaswag", "hellaswag/hellaswag_val.jsonl", {**SWAG, "label": 7}, "label must be that of one of 2 endings"),
+    ("hellaswag", "hellaswag/hellaswag_val.jsonl", {**SWAG, "ctx": None}, "ctx must be text, got None"),
+    (
+        "winogrande",
+        "winogrande/dev_xl.jsonl",
+        {"sentence": "_", "option1": "a", "option2": "b", "answer": 3},
+        'answer must be "1" or "2", got 3',
+    ),
+    ("arc_easy", "arc/ARC-Easy-test.jsonl", {**CHOICES, "gold": -1}, "gold must be that of one"),
+    ("arc_easy", "arc/ARC-Easy-test.jsonl", {**CHOICES, "gold": True}, "gold must be that of one"),
+    ("arc_easy", "arc/ARC-Easy-test.jsonl", {**CHOICES, "choices": [1, 2]}, "choices must be a list of texts"),
+    ("openbookqa", "openbookqa/test.jsonl", {**CHOICES, "question": []}, "question must be text"),
+    ("longbench_qasper", "longbench/qasper.jsonl", {**LONG, "answers": "a"}, "answers must be a list of texts"),
+    ("longbench_qasper", "longbench/qasper.jsonl", {**LONG, "all_classes": [1]}, "all_classes must be a list"),
+    ("longbench_qasper", "longbench/mini/qasper.jsonl", {"prompt": 1, "answers": "['a']"}, "prompt must be text"),
+    ("nq", "nq_context/nq-open-oracle.jsonl", {"ctxs": [{"text": 1}], "question": "q", "answers": []}, "text must"),
+    ("nq", "nq_context/nq-open-oracle.jsonl", {"ctxs": 5, "question": "q", "answers": []}, "not a row of this set"),
+]
+
+
+@pytest.mark.parametrize(("name", "file", "row", "said"), KINDS)
+def test_fields_of_another_kind_are_refused(name: str, file: str, row: dict, said: str, tmp_path: Path) -> None:
+    path = write_rows(tmp_path / file, [row])
+    with pytest.raises(ValueError, match=said) as error:
+        local_rows(name, tmp_path)
+    assert str(error.value).startswith(f"{path}, line 1: ") and "\n" not in str(error.value)
+
+
+def test_lines_nested_too_deep_are_no_json(tmp_path: Path) -> None:
+    path = tmp_path / "lambada" / "lambada_test.jsonl"
+    path.parent.mkdir()
+    path.write_text("[" * 100_000 + "\n")
+    with pytest.raises(ValueError, match="line 1: not JSON"):
+        local_rows("lambada", tmp_path)
+    (tmp_path / "squad").mkdir()
+    (tmp_path / "squad" / "dev-v1.1.json").write_text("[" * 100_000)
+    with pytest.raises(ValueError, match=r"dev-v1.1.json: not JSON"):
+        local_rows("squad", tmp_path)

@@ -68,6 +68,16 @@ def test_a_failed_write_leaves_the_old_file_and_no_other(tmp_path, monkeypatch):
         (b"[1, 2]", "format"),
         (b'{"results": {"piqa": {"acc,none": 0.5}}}', "format"),
         (b'{"format": "dla-evaluation", "version": 99}', "version 99"),
+        (b'{"format": "dla-evaluation", "version": [2]}', "version [2]"),
+        (b'{"format": "dla-evaluation", "version": true}', "version True"),
+        (b'{"format": "dla-evaluation", "version": 2, "model": "\\ud800", "label": "l", "tasks": []}', "Unicode"),
+        (
+            b'{"format": "dla-evaluation", "version": 2, "model": "m", "label": "l", "tasks": [], "settings": {"a": '
+            + b"[" * 300
+            + b"]" * 300
+            + b"}}",
+            "nested 32 deep",
+        ),
         (b'{"format": "dla-evaluation", "version": 1, "model": "m", "label": "l"}', "'tasks' is missing"),
         (b'{"format": "dla-evaluation", "version": 1, "model": 3, "label": "l", "tasks": []}', "'model' must be str"),
         (b'{"format": "dla-evaluation", "version": 1, "model": "m", "label": "l", "tasks": [3]}', "task 1 must be"),
@@ -91,6 +101,10 @@ def test_files_that_are_no_evaluation(tmp_path, content, words):
         ({"value": True}, "'value' must be int or float or null, got True"),
         ({"stderr": -1.0}, "'stderr' must be 0 or more"),
         ({"n": 2.5}, "'n' must be int"),
+        ({"n": 10**400}, "'n' must be 0 or more, got an integer that is too large"),
+        ({"value": 10**400}, "'value' must be from 0 to 100"),
+        ({"provenance": {"weights": 5}}, "provenance 'weights' must be a text, got 5"),
+        ({"provenance": ["x"]}, "'provenance' must be dict"),
         ({"official": 1}, "'official' must be bool"),
         ({"other": {"f1": "high"}}, "'f1' must be a finite number"),
         ({"samples": [{"score": 1.0}]}, "a sample must be an object with an 'id'"),
@@ -161,6 +175,22 @@ def test_merge_tells_lengths_apart():
     old = evaluation(task("niah_1", 10.0, group="4096"))
     merged = merge(old, evaluation(task("niah_1", 20.0, group="8192")))
     assert [one.value for one in merged.tasks] == [10.0, 20.0]
+
+
+def test_files_of_the_first_version_load(tmp_path):
+    path = tmp_path / "old.json"
+    ruler = task("niah_single_1_4096", suite="ruler", group="4096", title="RULER")
+    whole = task("niah_single_2_4096", suite="ruler", group="4096", title="RULER", n=500)
+    style = task("niah_single_3_4096", suite="ruler", group="4096", title="RULER-style", official=False)
+    write(evaluation(ruler, whole, style, task()), path)
+    found = json.loads(path.read_text())
+    for one in found["tasks"]:
+        assert one.pop("provenance") == {}
+    path.write_text(json.dumps({**found, "version": 1}))
+    tasks = read(path).tasks
+    # two of RULER's 500 samples were not marked then
+    assert [one.official for one in tasks] == [False, True, False, True]
+    assert [one.title for one in tasks] == ["2 of 500 samples", "RULER", "RULER-style", ""]
 
 
 # The paper's numbers.

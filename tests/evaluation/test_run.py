@@ -9,34 +9,10 @@ import torch
 
 from dla.cli import main
 from dla.evaluation import reproduce
-from dla.evaluation.results import read
+from dla.evaluation.results import Evaluation, read
 from dla.evaluation.run import chosen_specs, mean_and_error
 from dla.models import DLAConfig, DLAForCausalLM
-
-SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "vocab_size": 256, "num_heads": 2, "head_k_dim": 8, "head_v_dim": 8}
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    torch.manual_seed(0)
-    folder = tmp_path_factory.mktemp("model")
-    options = {"backbone": "linear", "memory": "dynamic", "capacity": 4, "initializer_range": 0.2}
-    DLAForCausalLM(DLAConfig(**SIZES, **options)).save_pretrained(folder)
-    return folder
-
-
-@pytest.fixture
-def data(tmp_path: Path) -> Path:
-    """A folder with a few rows of PIQA and LAMBADA."""
-    rows = [{"goal": f"To open box {i}", "sol1": f"turn key {i}", "sol2": f"eat the box {i}"} for i in range(6)]
-    _write(tmp_path / "data" / "piqa" / "valid.jsonl", rows)
-    (tmp_path / "data" / "piqa" / "valid-labels.lst").write_text("".join(f"{i % 2}\n" for i in range(6)))
-    return tmp_path / "data"
-
-
-def _write(file: Path, rows: list[dict[str, Any]]) -> None:
-    file.parent.mkdir(parents=True)
-    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+from tests.evaluation.common import SIZES, on_piqa, run, write_rows
 
 
 def scores(model: Path, rows: Path) -> list[float]:
@@ -56,10 +32,6 @@ def scores(model: Path, rows: Path) -> list[float]:
             sums.append(log_p.gather(-1, ids[0, len(context) :, None]).sum().item())
         found.append(float((sums[1] > sums[0]) == bool(label)))
     return found
-
-
-def run(*arguments: object) -> int:
-    return main(["eval", *map(str, arguments)])
 
 
 def test_scores_are_those_computed_by_hand(model: Path, data: Path, tmp_path: Path) -> None:
@@ -104,6 +76,7 @@ def test_other_settings_are_run_again(model: Path, data: Path, tmp_path: Path) -
     [
         (("--task", "hellaswagg"), "hellaswag"),
         ((), "no tasks were chosen"),
+        (("--task", "piqa", "--limit", "0"), "limit must be an integer >= 1, got 0"),
         (("--task", "piqa", "--max-length", "0"), "max_length must be an integer >= 1"),
     ],
 )
@@ -115,7 +88,7 @@ def test_refusals(model: Path, tmp_path: Path, options: tuple[str, ...], said: s
 
 def test_a_corrupt_file_keeps_what_is_finished(model: Path, data: Path, tmp_path: Path, capfd: Any) -> None:
     out = tmp_path / "result.json"
-    _write(data / "lambada" / "lambada_test.jsonl", [{"text": "one two three"}])
+    write_rows(data / "lambada" / "lambada_test.jsonl", [{"text": "one two three"}])
     with (data / "lambada" / "lambada_test.jsonl").open("a") as file:
         file.write('{"text": broken\n')
     assert run(model, "--task", "piqa", "lambada", "--data", data, "--out", out) == 2
@@ -151,7 +124,8 @@ def test_ruler_at_any_length(model: Path, tmp_path: Path) -> None:
             "niah_multivalue",
         )
     ]
-    assert [task.official for task in evaluation.tasks] == [True, False, False, False, False, False]
+    assert not any(task.official for task in evaluation.tasks)  # two samples are not RULER's 500
+    assert [task.title for task in evaluation.tasks] == ["2 of 500 samples", *["RULER-style; 2 of 500 samples"] * 5]
     assert all(task.n == 2 for task in evaluation.tasks)
 
 
@@ -206,3 +180,64 @@ def test_a_table_is_made_and_its_models_are_kept(
     assert {f.suffix for f in (tmp_path / "out").glob("table1.*")} == {".md", ".tex", ".csv", ".json"}
     monkeypatch.setattr("dla.training.run.run", lambda *_: pytest.fail("trained again"))
     assert main(arguments) == 0
+
+
+# Damage and interruptions.
+
+
+@pytest.mark.parametrize(
+    "value", ['"x"', "5", "[]", "[1]", '["a", true]', "[true, true]", "[-1.0, 1]", "{}", "[[1], true]"]
+)
+def test_requests_of_another_kind_are_asked_again(
+    value: str, model: Path, data: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    out = tmp_path / "result.json"
+    assert on_piqa(model, data, out) == 0
+    expected = read(out).tasks[0].samples
+    cache = tmp_path / "result.requests.jsonl"
+    keys = [json.loads(line)[0] for line in cache.read_text().splitlines()]
+    cache.write_text("".join(f'["{key}", {value}]\n' for key in keys))
+    out.unlink()
+    assert on_piqa(model, data, out) == 0
+    assert read(out).tasks[0].samples == expected
+    assert caplog.text.count("results of another kind are left out") == 1
+    out.unlink()
+    assert on_piqa(model, data, out) == 0  # what was computed anew is kept
+    assert caplog.text.count("another kind") == 1
+
+
+@pytest.mark.parametrize("value", ["5", "[]", "{}", "true"])
+def test_generations_of_another_kind_are_asked_again(value: str, model: Path, tmp_path: Path) -> None:
+    out = tmp_path / "result.json"
+    asked = (model, "--task", "niah_single_1_700", "--samples", 1, "--out", out)
+    assert run(*asked) == 0
+    expected = read(out).tasks[0].samples
+    cache = tmp_path / "result.requests.jsonl"
+    cache.write_text(f'["{json.loads(cache.read_text())[0]}", {value}]\n')
+    out.unlink()
+    assert run(*asked) == 0
+    assert read(out).tasks[0].samples == expected
+
+
+def test_vocabularies_without_a_tokenizer_are_refused(tmp_path: Path, capfd: Any) -> None:
+    config = DLAConfig(**{**SIZES, "vocab_size": 300}, backbone="linear")
+    DLAForCausalLM(config).save_pretrained(tmp_path / "m")
+    assert run(tmp_path / "m", "--task", "niah_single_1_700", "--out", tmp_path / "x.json") == 2
+    assert "give --tokenizer" in capfd.readouterr().err.splitlines()[-1]
+
+
+def test_an_interrupted_reproduction_is_130(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Any) -> None:
+    """Training ends well when it is interrupted, with a checkpoint and without a model."""
+    monkeypatch.setattr("dla.training.run.run", lambda *_: 0)
+    assert main(["reproduce", "table1", "--out", str(tmp_path / "out")]) == 130
+    assert capfd.readouterr().err.endswith("interrupted; the same command goes on from there\n")
+
+
+def test_tables_that_cannot_be_written_are_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Any
+) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setattr(reproduce, "evaluated", lambda *_: Evaluation("m", "m", []))
+    assert main(["reproduce", "table1", "--out", str(tmp_path / "file" / "below")]) == 2
+    error = capfd.readouterr().err
+    assert error.startswith("dla reproduce: ") and len(error.splitlines()) == 1

@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from dla.evaluation import show
+from dla.evaluation import compare, show
 from dla.evaluation.paper import columns
 from dla.evaluation.results import Evaluation, TaskResult, write
 from dla.evaluation.tables import Cell, Head, Line, Table, make_table
@@ -221,6 +221,34 @@ def test_unknown_layout():
         make_table([A], "rulr")
 
 
+def test_a_row_of_several_weights_is_marked():
+    mixed = model("A", [1.0] * 6, provenance={"weights": "aaaa", "dtype": "float32"})
+    assert not any("weights" in note for note in make_table([mixed], "retrieval").notes)
+    mixed.tasks[1].provenance = {"weights": "bbbb", "dtype": "bfloat16"}
+    mixed.tasks[2].provenance = {}
+    notes = make_table([mixed], "retrieval").notes
+    told = "aaaa: SQuAD, FDA, NQ, DROP; bbbb: TriviaQA; unknown: SWDE"
+    assert f"A is not one model, its weights differ: {told}." in notes
+
+
+def test_dtypes_that_differ_are_below():
+    rows = [model(x, [1.0] * 6, provenance={"weights": x, "dtype": dtype}) for x, dtype in ("Af", "Bb")]
+    assert "dtype: f (A), b (B)." in make_table(rows, "retrieval").notes
+
+
+def test_parts_of_ruler_keep_its_name():
+    part = ruler("A", [60.0] * 6, official=False, title="2 of 500 samples")
+    table = make_table([part], "ruler", paper_rows=True)
+    assert table.title == "RULER" and {head.heading for head in table.heads} == {"RULER 4K"}
+    assert all(head.label.endswith("†") for head in table.heads)
+    assert [line.paper for line in table.lines] == [False]
+    assert "† not official (2 of 500 samples): all." in table.notes
+    style = ruler("A", [60.0] * 6, official=False, title="RULER-style; 2 of 500 samples")
+    style.tasks[0].title = "2 of 500 samples"
+    table = make_table([style], "ruler")
+    assert table.title == "RULER-style" and {head.heading for head in table.heads} == {"RULER-style 4K"}
+
+
 # Formats.
 
 
@@ -270,8 +298,8 @@ def test_longbench_has_its_headings():
 
 
 def test_markdown_is_escaped():
-    text = odd_table("a|b*c_d").markdown()
-    assert r"a\|b\*c\_d" in text
+    text = odd_table("a|b*c_d _e_").markdown()
+    assert r"a\|b\*c_d \_e\_" in text
     assert "**1.0**" in text
 
 
@@ -364,3 +392,15 @@ def test_command_needs_files(tmp_path, capsys):
     write(Evaluation("m", "m", [task("own", 1.0)]), tmp_path / "own.json")
     assert show.run([tmp_path / "own.json"]) == 2
     assert "none of the tasks evaluated is in a table: own" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"[1]", b"[" * 100_000, b"\xff", b'{"format": "dla-evaluation", "version": 2}']
+)
+def test_damaged_files_are_one_line(content, paths, tmp_path, capsys):
+    broken = tmp_path / "broken.json"
+    broken.write_bytes(content)
+    assert show.run([paths[0], broken]) == 2
+    assert compare.run([paths[0], broken]) == 2
+    errors = capsys.readouterr().err.splitlines()
+    assert len(errors) == 2 and all(str(broken) in error for error in errors)

@@ -3,6 +3,7 @@ import itertools
 import json
 import math
 import random
+import re
 import struct
 from html.parser import HTMLParser
 
@@ -312,6 +313,44 @@ def test_labels_cannot_break_the_tables(tmp_path):
     text = write_report([result(label)], tmp_path).read_text()
     assert "<script" not in text and "a|b &lt;script&gt;" in text
     assert r"a\|b \<script>" in (tmp_path / "report.md").read_text()
+
+
+ODD = {
+    "html": "<script>alert(1)</script><img src=x onerror=alert(1)>",
+    "link": "[here](javascript:alert(1)) ![x](http://evil.example/x.png)",
+    "code": "`code` | *b* | _i_",
+    "lines": "one\n\n# two\r\n| a | b |\u2028three",
+    "terminal": "\x1b[2Jgone\x07",
+}
+
+
+@pytest.mark.parametrize("odd", ODD)
+def test_words_of_a_file_show_as_they_are_everywhere(odd, tmp_path, capsys):
+    """Labels, tasks, grids, versions and settings, in the tables, titles and notes."""
+    text = ODD[odd]
+    task = {**RECALL, "name": text, "gap": text}
+    evaluations = [{"task": {**task, "gap": f"{text}2"}, "accuracy": 0.5}]
+    about = {"grid": text, "versions": {text: text}, "task": task, "evaluations": evaluations, "error": text}
+    runs = [result(text, 0, **about), result(text, 1, **{**about, "error": None})]
+    runs += [result(text, 0, key=f"other {i}", **{**about, "error": None, "model": {text: i}}) for i in range(2)]
+    file = write(tmp_path / "r.jsonl", runs)
+    assert report.run(file) == 0
+    printed = capsys.readouterr().out
+    markdown_text = (tmp_path / "report.md").read_text()
+    assert markdown_text in printed and "\x1b" not in printed
+    lines = markdown_text.splitlines()
+    rows = [line for line in lines if line.startswith("|")]
+    assert len({len(re.findall(r"(?<!\\)\|", row)) for row in rows}) == 1
+    assert not re.search(r"(?<!\\)(<|\[|`|_i|http:)", markdown_text)
+    assert sum(line.startswith("#") for line in lines) == 2
+    page = Page((tmp_path / "report.html").read_text())
+    assert page.references == [] and all(x.startswith("data:image/png;base64,") for x in page.pictures)
+    assert "<script" not in (tmp_path / "report.html").read_text() and "onerror=" not in str(page.open)
+
+
+def test_rows_that_print_alike_are_told_apart():
+    rows = rows_of([result("a b"), result("a\nb", accuracy=0.7)])
+    assert sorted(rows) == ["a b", "a b #2"]
 
 
 def test_the_report_does_not_depend_on_the_order_of_the_runs(tmp_path):

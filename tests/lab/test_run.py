@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -13,7 +14,7 @@ from dla import lab
 from dla.lab.cell import Cell, Training, run_cell
 from dla.lab.grid import make_grid
 from dla.lab.measure import matched
-from dla.lab.run import read_results, run, run_grid
+from dla.lab.run import read_results, run, run_grid, sized
 from tests.lab.test_grid import CONTENT
 
 DEMO = Path(lab.__file__).parent / "grids" / "demo.toml"
@@ -146,3 +147,68 @@ def test_a_damaged_line_in_the_middle_is_one_line_of_error(line, whole, tmp_path
     error = capsys.readouterr().err
     assert "line 1, is not a result" in error
     assert len(error.splitlines()) == 1
+
+
+def test_a_result_without_bytes_cannot_size_another_row(tmp_path, capsys):
+    """What is in a results file may be anything; the rows that are matched to it need a number."""
+    grid = small()
+    base = next(cell for cell in grid.cells if cell.label == "DLA tau=0.6")
+    for odd in ("many", None, -1, [1]):
+        with pytest.raises(
+            ValueError, match=r"the result of row 'DLA tau=0.6', seed 0: 'state_bytes' must be a number"
+        ):
+            sized(grid.cells[-1], grid, {base.key: {"key": base.key, "state_bytes": odd}})
+
+
+def end_worker(*_):
+    os._exit(9)
+
+
+def fail(*_):
+    raise RuntimeError("DefaultCPUAllocator: can't allocate memory\nand a second line")
+
+
+@pytest.mark.parametrize(
+    ("work", "said"),
+    [
+        (end_worker, "a worker was ended from outside"),
+        (fail, "row 'single', task 'recall', seed 0: DefaultCPUAllocator"),
+    ],
+)
+def test_workers_that_fail_are_one_line(work, said, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("dla.lab.run._work", work)
+    monkeypatch.setattr("dla.lab.run.read_grid", lambda path: small(row=CONTENT["row"][:1]))
+    assert run("grid.toml", out=tmp_path, workers=1) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("dla lab run: ") and said in error
+    assert len(error.splitlines()) == 1
+
+
+LONG = """
+name = "long"
+seeds = [0, 1]
+training = { steps = 100000, batch = 4 }
+model = { backbone = "linear", hidden_size = 16, num_hidden_layers = 1, num_heads = 2, head_k_dim = 4, head_v_dim = 8 }
+[[task]]
+name = "recall"
+[[row]]
+label = "single"
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("after", [1.5, 4.0, 8.0])  # seconds: imports, workers' imports, training
+def test_an_interrupt_ends_the_workers_too(after, tmp_path):
+    """Ctrl-C reaches all processes of a terminal's group at once."""
+    (tmp_path / "grid.toml").write_text(LONG)
+    command = [sys.executable, "-m", "dla.cli", "lab", "run", str(tmp_path / "grid.toml"), "--out", str(tmp_path)]
+    process = subprocess.Popen([*command, "--workers", "2"], stderr=subprocess.PIPE, text=True, start_new_session=True)
+    time.sleep(after)
+    os.killpg(process.pid, signal.SIGINT)
+    said = process.communicate(timeout=60)[1]
+    assert process.returncode == 130, said
+    assert "interrupted" in said and "Traceback" not in said and "leaked" not in said
+    deadline = time.monotonic() + 20
+    while living(process.pid) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert not living(process.pid)

@@ -98,6 +98,12 @@ def test_a_document_is_filled_once(results, tmp_path, capsys):
         ('value = "los"', "value must be one of 'accuracy', 'loss', got 'los'"),
         ('only = ["length 256"]', "nearest is '→ length 256'"),
         ('titles = ["one"]', "titles must name the 2 columns of recall, got 1"),
+        ('rows = "routed"', "table: rows must be a list of texts, got 'routed'"),
+        ("rows = [1]", "table: rows must be a list of texts, got [1]"),
+        ("plot = [1]", "table: plot must be a text of one line"),
+        ('plot = "a\\nb.png"', "table: plot must be a text of one line"),
+        ("only = { a = 1 }", "table: only must be a list of texts"),
+        ("value = [1]", "value must be one of"),
     ],
 )
 def test_refusals(results, tmp_path, capsys, more, message):
@@ -156,3 +162,48 @@ def test_pictures_lie_where_the_document_looks_for_them(results, tmp_path, capsy
     elsewhere.parent.mkdir()
     assert run(document, results=results, out=elsewhere) == 0
     assert (elsewhere.parent / "images" / "recall.png").read_bytes() == picture.read_bytes()
+
+
+def test_a_table_without_its_end_is_refused(results, tmp_path, capsys):
+    """It would take the text up to the end of the next one."""
+    document = tmp_path / "study.md"
+    text = TEXT.format(more="").replace("<!-- end -->", "words that must stay") + TEXT.format(more="")
+    document.write_text(text)
+    assert run(document, results=results) == 2
+    assert f"{document}: the table that begins with" in capsys.readouterr().err
+    assert document.read_text() == text
+
+
+def test_documents_that_are_no_text(results, tmp_path, capsys):
+    document = tmp_path / "study.md"
+    document.write_bytes(b"\xff\xfe")
+    assert run(document, results=results) == 2
+    assert f"{document} is no text in UTF-8" in capsys.readouterr().err
+    assert run(tmp_path, results=results) == 2
+
+
+def test_odd_results_are_one_line(results, tmp_path, capsys):
+    """What is wrong is named; what is merely not there leaves its place empty."""
+    document, file = tmp_path / "study.md", results / "recall" / "results.jsonl"
+    document.write_text(TEXT.format(more=""))
+    lines = [json.loads(x) for x in file.read_text().splitlines()]
+    file.write_text("".join(json.dumps({**x, "evaluations": 5}) + "\n" for x in lines))
+    assert run(document, results=results) == 2
+    error = capsys.readouterr().err
+    assert f"{file}, line 1: 'evaluations' must be" in error and len(error.splitlines()) == 1
+    without = [{k: v for k, v in x.items() if k not in ("evaluations", "training")} for x in lines]
+    file.write_text("".join(json.dumps(x) + "\n" for x in without))
+    assert run(document, results=results) == 0
+    assert "unknown steps" in document.read_text()
+
+
+def test_labels_are_no_formulas_of_pictures_and_no_markdown(results, tmp_path):
+    pytest.importorskip("matplotlib")
+    file = results / "recall" / "results.jsonl"
+    odd = "$x_$ <b> [a](b)"
+    file.write_text(file.read_text().replace('"routed"', json.dumps(odd)))
+    document = tmp_path / "study.md"
+    document.write_text(TEXT.format(more='plot = "p.png"'))
+    assert run(document, results=results) == 0
+    assert (tmp_path / "p.png").exists()
+    assert r"$x\_$ \<b> \[a\](b)" in document.read_text()

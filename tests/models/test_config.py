@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 from transformers import AutoConfig
 
 from dla.models import DLAConfig
+from dla.models.config import check_saved
 from tests.models.common import KINDS, config
 
 DYNAMIC = {"memory": "dynamic"}
@@ -173,3 +175,86 @@ def test_widths_of_slot_weights() -> None:
     for longest, levels in ((1, 1), (2, 2), (64, 7), (65, 8), (16384, 15)):
         assert DLAConfig(max_position_embeddings=longest).level_width == levels
     assert DLAConfig(levels=3).level_width == 3
+
+
+# Values of any kind, in every field.
+
+ANY = ["x", "", -1, 0.5, [1], ["x"], [], {"a": 1}, {}, [[1]], True, None, float("nan"), float("inf"), 10**400, 2**63]
+FIELDS = sorted(field.name for field in fields(DLAConfig))
+
+
+@pytest.mark.parametrize("name", FIELDS)
+def test_values_of_another_kind_are_refused_by_name(name: str, tmp_path: Path) -> None:
+    """By Python and through a file: either it can be, or one line names the field (and the file)."""
+    usual = DLAConfig(memory="dynamic").to_dict()
+    refused = 0
+    for value in ANY:
+        try:
+            DLAConfig(**{"memory": "dynamic", name: value})
+        except ValueError as error:
+            refused += 1
+            said = str(error)
+            assert name in said or (name == "gate_temperature" and "temperature" in said) or name == "id2label"
+            assert "\n" not in said and len(said) < 300
+            (tmp_path / "config.json").write_text(json.dumps({**usual, name: value}))
+            with pytest.raises((ValueError, OSError), match=r"config\.json"):
+                DLAConfig.from_pretrained(tmp_path)
+    assert refused >= 8
+
+
+@pytest.mark.parametrize("value", [0.5, "2", -1, True, [1, "2"], [0.5], [[1]], {}, 10**400])
+def test_stop_tokens_are_token_ids(value: Any) -> None:
+    with pytest.raises(ValueError, match="eos_token_id must be an integer >= 0, a list of them or None"):
+        DLAConfig(eos_token_id=value)
+    assert DLAConfig(eos_token_id=[1, 2]).eos_token_id == [1, 2]
+    assert DLAConfig(eos_token_id=0).eos_token_id == 0
+
+
+def test_sizes_that_no_machine_has_are_refused() -> None:
+    with pytest.raises(ValueError, match="the sizes make matrices of hidden_size=2000000000 times"):
+        DLAConfig(hidden_size=2 * 10**9)
+    with pytest.raises(ValueError, match="hidden_size must be at most 2147483647"):
+        DLAConfig(hidden_size=2**40)
+
+
+@pytest.mark.parametrize("name", ["kinds", "slot_width", "to_dict", "text_config", "dynamic"])
+def test_keys_that_would_take_the_place_of_methods_are_refused(name: str) -> None:
+    with pytest.raises(ValueError, match=f"{name} cannot be an option of DLAConfig"):
+        DLAConfig(**{name: 5})
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"", "is not valid JSON"),
+        (b"[1]", "must hold a JSON object, got list"),
+        (b"5", "must hold a JSON object, got int"),
+        (b"[" * 100_000, "is not valid JSON"),
+        (b"\xff\xfe", "is not valid JSON"),
+    ],
+)
+def test_files_that_are_no_configuration(tmp_path: Path, content: bytes, said: str) -> None:
+    (tmp_path / "config.json").write_bytes(content)
+    with pytest.raises(ValueError, match=said) as error:
+        check_saved(tmp_path)
+    assert str(tmp_path / "config.json") in str(error.value) and "\n" not in str(error.value)
+
+
+# Heads, as other tools know them.
+
+
+@pytest.mark.parametrize("backbone", ["mamba2", "gated_deltanet", "deltanet", "linear"])
+def test_linear_models_have_heads_for_tools_that_divide_by_them(backbone: str, tmp_path: Path) -> None:
+    made = DLAConfig(backbone=backbone, hidden_size=768)
+    assert made.num_attention_heads == made.num_heads > 0
+    assert made.num_key_value_heads == made.num_key_heads > 0
+    assert made.num_attention_heads % made.num_key_value_heads == 0
+    made.save_pretrained(tmp_path)
+    assert json.loads((tmp_path / "config.json").read_text())["num_attention_heads"] == made.num_heads
+
+
+def test_configurations_saved_without_heads_load(tmp_path: Path) -> None:
+    made = DLAConfig(hidden_size=768, memory="dynamic")
+    before = {**made.to_dict(), "num_attention_heads": 0, "num_key_value_heads": 0, "time_step_limit": [0.0, 1.0]}
+    (tmp_path / "config.json").write_text(json.dumps(before))
+    assert DLAConfig.from_pretrained(tmp_path).num_attention_heads == made.num_heads

@@ -14,8 +14,9 @@ from transformers.utils.logging import disable_progress_bar
 from dla.models import DLAForCausalLM
 from dla.models.loss import IGNORED
 from dla.report import table
+from dla.text import model_tokenizer
 from dla.training.data.documents import documents
-from dla.training.data.encoding import encode, find_tokenizer
+from dla.training.data.encoding import encode
 from dla.training.recipe import Source
 
 TOKENS_AT_ONCE = 16384
@@ -37,9 +38,9 @@ def run(
     disable_progress_bar()
     try:
         loaded = DLAForCausalLM.from_pretrained(model).eval()
-        name = tokenizer or (model if (Path(model) / "tokenizer_config.json").exists() else "bytes")
-        report = {"model": model, "source": source, **measure(loaded, find_tokenizer(name, loaded.config.vocab_size),
-                  Source(source, field=field), sorted(contexts), tokens, places)}  # fmt: skip
+        words = model_tokenizer(model, tokenizer, loaded.config.vocab_size)
+        figures = measure(loaded, words, Source(source, field=field), sorted(contexts), tokens, places)
+        report = {"model": model, "source": source, **figures}
     except (ValueError, OSError) as error:
         print(f"dla bench context: {error}", file=sys.stderr)
         return 2

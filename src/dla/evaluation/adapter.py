@@ -12,8 +12,9 @@ that several requests share is read once (see ``reading``).
 
 import logging
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -35,7 +36,8 @@ from dla.evaluation.reading import Question, Reader, go_on, score
 from dla.evaluation.request_cache import RequestCache, model_fingerprint, request_key, tokenizer_fingerprint
 from dla.models.causal_lm import DLAForCausalLM
 from dla.models.generate import Options, load_model
-from dla.text import ByteTokenizer, load_tokenizer
+from dla.report import is_number
+from dla.text import ByteTokenizer, model_tokenizer
 
 BYTE_END = 0  # what stands between documents of bytes
 LOOKBACK = 2  # tokens that a stop string may take more than its own encoding, as lm_eval has it
@@ -65,7 +67,7 @@ class DLALM(TemplateLM):
 
     Args:
         pretrained: a saved model's folder, a preset (random weights), or a model.
-        tokenizer: a tokenizer, or the folder of one. None: the model's own, else bytes.
+        tokenizer: a tokenizer, or the folder or name of one. None: the model's own, else bytes if it has 256 tokens.
         dtype: of a model that is loaded: "float32", "bfloat16" or "float16".
         device: None: the GPU if there is one; for a model given, where it is.
         max_length: in tokens; longer contexts lose their beginning. None: the model's ``max_position_embeddings``,
@@ -112,9 +114,17 @@ class DLALM(TemplateLM):
         self.truncated = 0  # contexts that lost their beginning
         self.reader = Reader(self.model, batch_tokens=batch_tokens, state_bytes=state_bytes, fork=fork)
         self.results = None if cache is None else RequestCache(Path(cache))
-        self._fingerprint = "" if cache is None else model_fingerprint(self.model)
-        self._text_fingerprint = "" if cache is None else tokenizer_fingerprint(self.tokenizer)
         self._device = self.model.device
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Of the model, see `model_fingerprint`."""
+        return model_fingerprint(self.model)
+
+    @cached_property
+    def text_fingerprint(self) -> str:
+        """Of the tokenizer."""
+        return tokenizer_fingerprint(self.tokenizer)
 
     # Text
 
@@ -180,9 +190,9 @@ class DLALM(TemplateLM):
         self._tell_truncated(sum(len(x.tokens) + 1 < n for x, n in zip(questions, lengths, strict=True)))
         answers: dict[int, Answer] = {}
         keys = [self._key("loglikelihood", question.tokens, question.targets) for question in questions]
-        for number, value in enumerate(map(self._known, keys)):
-            if value is not None:
-                answers[number] = (float(value[0]), bool(value[1]))
+        for number, key in enumerate(keys):
+            if (value := self._known(key, _is_answer)) is not None:
+                answers[number] = (float(value[0]), value[1])
         missing = [number for number in range(len(requests)) if number not in answers]
 
         def done(index: int, logprob: float, greedy: bool) -> None:
@@ -228,10 +238,12 @@ class DLALM(TemplateLM):
         asked = [self._generation(*request.args) for request in requests]
         self._tell_truncated(sum(x.truncated for x in asked))
         answers: dict[int, str] = {}
-        keys = [self._key("generate_until", x.tokens, [self._text_fingerprint, x.until, x.most]) for x in asked]
-        for number, value in enumerate(map(self._known, keys)):
-            if value is not None:
-                answers[number] = str(value)
+        ends = self.stop_tokens
+        about = [] if self.results is None else [self.text_fingerprint, *([ends] if ends else [])]
+        keys = [self._key("generate_until", x.tokens, [*about, x.until, x.most]) for x in asked]
+        for number, key in enumerate(keys):
+            if (value := self._known(key, _is_text)) is not None:
+                answers[number] = value
         missing = [number for number in range(len(requests)) if number not in answers]
 
         def stops(index: int, tokens: list[int]) -> bool:
@@ -271,22 +283,24 @@ class DLALM(TemplateLM):
 
     def _stops(self, asked: Generation, tokens: list[int]) -> bool:
         """Whether a text is complete: a stop token of the model, or a stop string in the last tokens."""
-        if tokens[-1] in self._stop_tokens():
+        if tokens[-1] in self.stop_tokens:
             return True
         text = self.tok_decode(tokens[-asked.lookback :], False)
         return any(x in text for x in asked.until)
 
-    def _stop_tokens(self) -> set[int]:
+    @property
+    def stop_tokens(self) -> list[int]:
+        """Those that end a text by the model's generation_config."""
         eos = self.model.generation_config.eos_token_id
-        return set() if eos is None else {eos} if isinstance(eos, int) else set(eos)
+        return [] if eos is None else [eos] if isinstance(eos, int) else sorted(eos)
 
     # Bookkeeping
 
     def _key(self, kind: str, tokens: Sequence[int], asked: Any) -> str:
-        return "" if self.results is None else request_key(self._fingerprint, kind, tokens, asked)
+        return "" if self.results is None else request_key(self.fingerprint, kind, tokens, asked)
 
-    def _known(self, key: str) -> Any:
-        return None if self.results is None else self.results.get(key)
+    def _known(self, key: str, fits: Callable[[Any], bool]) -> Any:
+        return None if self.results is None else self.results.get(key, fits)
 
     def _remember(self, key: str, value: Any) -> None:
         if self.results is not None:
@@ -307,6 +321,20 @@ class DLALM(TemplateLM):
         return tqdm(desc=what, unit=" tokens", unit_scale=True, disable=quiet, total=0)
 
 
+def _is_text(value: object) -> bool:
+    return isinstance(value, str)
+
+
+def _is_answer(value: object) -> bool:
+    """A log-likelihood and whether it is the greedy one; NaN is that of a broken model, and no damage."""
+    return (
+        isinstance(value, list)
+        and len(value) == 2
+        and (isinstance(value[0], float) or is_number(value[0]))
+        and isinstance(value[1], bool)
+    )
+
+
 def _model(pretrained: str | DLAForCausalLM, dtype: str, device: str | None) -> DLAForCausalLM:
     if isinstance(pretrained, DLAForCausalLM):
         return (pretrained if device is None else pretrained.to(device)).eval()
@@ -321,10 +349,8 @@ def _model(pretrained: str | DLAForCausalLM, dtype: str, device: str | None) -> 
 def _tokenizer(pretrained: str | DLAForCausalLM, given: Any, model: DLAForCausalLM) -> Any:
     if given is not None and not isinstance(given, str | PathLike):
         return given
-    if given is None:
-        folder = Path(model.name_or_path if isinstance(pretrained, DLAForCausalLM) else pretrained)
-        given = folder if folder.name and folder.is_dir() else None
-    return load_tokenizer(given, model.config.vocab_size)
+    folder = model.name_or_path if isinstance(pretrained, DLAForCausalLM) else pretrained
+    return model_tokenizer(folder, given, model.config.vocab_size)
 
 
 def main() -> None:

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dla.evaluation.results import DECISIVE, Evaluation, TaskResult, read, task_settings
-from dla.report import table
+from dla.report import one_line, table
 
 Floats = NDArray[np.float64]
 
@@ -90,6 +90,9 @@ def _refusal(a: Evaluation, b: Evaluation, left: TaskResult | None, right: TaskR
     told = [(name, ours.get(name), theirs.get(name)) for name in DECISIVE]
     told += [("metric", left.metric, right.metric), ("official", left.official, right.official)]
     told += [("title", left.title, right.title)]
+    # The same rows and the same task; results that were written before they said so are taken at their word.
+    made = [(name, left.provenance.get(name), right.provenance.get(name)) for name in ("rows", "task")]
+    told += [(f"checksum of the {name}", x, y) for name, x, y in made if x is not None and y is not None]
     if differing := [f"{name} is {x!r} in A, {y!r} in B" for name, x, y in told if x != y]:
         return "; ".join(differing)
     if {sample["id"] for sample in left.samples}.isdisjoint(sample["id"] for sample in right.samples):
@@ -201,7 +204,7 @@ def run(paths: Sequence[Path], *, out: Path | None = None, as_json: bool = False
 
 def as_text(a: str, b: str, rows: Sequence[dict[str, Any]]) -> str:
     """For people: a table, and what could not be compared."""
-    parts = [f"A: {a}\nB: {b}"]
+    parts = [f"A: {one_line(a)}\nB: {one_line(b)}"]
     labels = [row["label"] for row in rows]
     rows = [row if labels.count(row["label"]) == 1 else {**row, "label": row["task"]} for row in rows]
     if compared := [row for row in rows if not row["refused"]]:
@@ -214,7 +217,7 @@ def as_text(a: str, b: str, rows: Sequence[dict[str, Any]]) -> str:
     for row in compared:
         if row["task"] != ALL and (row["only_a"] or row["only_b"]):
             notes.append(f"left out: {row['label']}: {row['only_a']} samples only in A, {row['only_b']} only in B")
-    return "\n\n".join([*parts, *(["\n".join(notes)] if notes else [])])
+    return "\n\n".join([*parts, *(["\n".join(map(one_line, notes))] if notes else [])])
 
 
 def _line(row: dict[str, Any]) -> dict[str, object]:

@@ -63,7 +63,10 @@ def _files(path: Path) -> Iterator[str]:
         if file.name.endswith((".jsonl", ".jsonl.gz")):
             yield from (row["text"] for row in read_rows(file, lambda row: {"text": str(row["text"])}))
         else:
-            yield file.read_text(encoding="utf-8")
+            try:
+                yield file.read_text(encoding="utf-8")
+            except UnicodeDecodeError as error:
+                raise ValueError(f"haystack: {file} is no text in UTF-8: {error}") from error
 
 
 def _words(texts: Iterator[str], wanted: int) -> tuple[str, ...]:
@@ -79,8 +82,14 @@ def _words(texts: Iterator[str], wanted: int) -> tuple[str, ...]:
     return tuple(words)
 
 
+def _stamp(path: Path) -> tuple[tuple[str, int, int], ...]:
+    """What changes when a file, or one of a folder, does."""
+    found = [path] if path.is_file() else sorted(path.iterdir())
+    return tuple((file.name, file.stat().st_mtime_ns, file.stat().st_size) for file in found)
+
+
 @lru_cache(maxsize=8)
-def _from_path(path: Path, name: str, wanted: int) -> Haystack:
+def _from_path(path: Path, name: str, wanted: int, stamp: object) -> Haystack:
     words = _words(_files(path), wanted)
     if not words:
         raise ValueError(f"haystack: {path} has no text in files that end in {', '.join(SUFFIXES)}")
@@ -103,7 +112,7 @@ def find_haystack(source: str | Path, *, data: Path | None, length: int) -> Hays
         path = Path(source)
         if not path.exists():
             check_known("haystack (no such file either)", [str(source)], SOURCES)
-        return _from_path(path, path.name, wanted)
+        return _from_path(path, path.name, wanted, _stamp(path))
     if source == "noise":
         return Haystack("noise", (NOISE,), noise=True, official=True)
     if source in ("auto", "essays"):
@@ -114,7 +123,7 @@ def find_haystack(source: str | Path, *, data: Path | None, length: int) -> Hays
                 raise
     books = data / "books" if data is not None else None
     if source != "stdlib" and books is not None and books.is_dir():
-        return _from_path(books, "books", wanted)
+        return _from_path(books, "books", wanted, _stamp(books))
     if source == "books":
         raise ValueError(f"haystack: there is no folder books in {data or 'the data, of which no folder was given'}")
     return _built_in("stdlib", wanted)

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from dla.names import check_known
+from dla.report import shown
 
 Row = dict[str, Any]
 Rows = dict[str, list[Row]]
@@ -88,20 +89,34 @@ def read_rows(path: Path, convert: Callable[[Row], Row]) -> list[Row]:
     for number, line in _lines(path):
         try:
             rows.append(convert(json.loads(line)))
-        except json.JSONDecodeError as error:
+        except (json.JSONDecodeError, RecursionError) as error:
             raise ValueError(f"{path}, line {number}: not JSON: {error}") from error
         except (KeyError, IndexError, TypeError, AttributeError) as error:
             raise ValueError(f"{path}, line {number}: not a row of this set: {error!r}") from error
     return rows
 
 
+def _text(row: Row, key: str) -> str:
+    """The text of a field; TypeError says what else is there."""
+    if not isinstance(row[key], str):
+        raise TypeError(f"{key} must be text, got {shown(row[key])}")
+    return str(row[key])
+
+
+def _texts(row: Row, key: str) -> list[str]:
+    """The texts of a field, which is a list of them."""
+    if not isinstance(row[key], list) or not all(isinstance(x, str) for x in row[key]):
+        raise TypeError(f"{key} must be a list of texts, got {shown(row[key])}")
+    return list(row[key])
+
+
 def lambada(folder: Path) -> Rows:
-    return {"test": read_rows(_find(folder, "lambada/lambada_test.jsonl"), lambda row: {"text": row["text"]})}
+    return {"test": read_rows(_find(folder, "lambada/lambada_test.jsonl"), lambda row: {"text": _text(row, "text")})}
 
 
 def piqa(folder: Path) -> Rows:
     path, labels = _find(folder, "piqa/valid.jsonl"), _find(folder, "piqa/valid-labels.lst")
-    rows = read_rows(path, lambda row: {"goal": row["goal"], "sol1": row["sol1"], "sol2": row["sol2"]})
+    rows = read_rows(path, lambda row: {key: _text(row, key) for key in ("goal", "sol1", "sol2")})
     gold = []
     for number, line in _lines(labels):
         if line.strip() not in {"0", "1"}:
@@ -113,17 +128,25 @@ def piqa(folder: Path) -> Rows:
 
 
 def hellaswag(folder: Path) -> Rows:
-    keys = ("activity_label", "ctx_a", "ctx_b", "ctx", "endings")
+    keys = ("activity_label", "ctx_a", "ctx_b", "ctx")
 
     def convert(row: Row) -> Row:
-        return {key: row[key] for key in keys} | {"label": str(row["label"])}
+        endings, label = _texts(row, "endings"), str(row["label"])
+        if label not in map(str, range(len(endings))):
+            raise TypeError(f"label must be that of one of {len(endings)} endings, got {shown(row['label'])}")
+        return {**{key: _text(row, key) for key in keys}, "endings": endings, "label": label}
 
     return {"validation": read_rows(_find(folder, "hellaswag/hellaswag_val.jsonl"), convert)}
 
 
 def winogrande(folder: Path) -> Rows:
     keys = ("sentence", "option1", "option2", "answer")
-    convert: Callable[[Row], Row] = lambda row: {key: row[key] for key in keys}  # noqa: E731
+
+    def convert(row: Row) -> Row:
+        if row["answer"] not in ("1", "2"):
+            raise TypeError(f'answer must be "1" or "2", got {shown(row["answer"])}')
+        return {key: _text(row, key) for key in keys}
+
     return {"validation": read_rows(_find(folder, "winogrande/dev_xl.jsonl"), convert)}
 
 
@@ -131,9 +154,12 @@ def _choices(question: str) -> Callable[[Row], Row]:
     """{question, choices [text…], gold} to the form with labels; the question is put under the given name."""
 
     def convert(row: Row) -> Row:
-        labels = list(LETTERS[: len(row["choices"])])
-        choices = {"text": list(row["choices"]), "label": labels}
-        return {"id": row["id"], question: row["question"], "choices": choices, "answerKey": labels[row["gold"]]}
+        texts, gold = _texts(row, "choices"), row["gold"]
+        labels = list(LETTERS[: len(texts)])
+        if type(gold) is not int or not 0 <= gold < len(labels) or len(labels) < len(texts):
+            raise TypeError(f"gold must be that of one of up to {len(LETTERS)} choices, got {shown(gold)}")
+        choices = {"text": texts, "label": labels}
+        return {"id": str(row["id"]), question: _text(row, "question"), "choices": choices, "answerKey": labels[gold]}
 
     return convert
 
@@ -171,9 +197,9 @@ def squad(folder: Path) -> Rows:
         return {
             "validation": [
                 {
-                    "doc_id": asked["id"],
-                    "text": f"{paragraph['context'].strip()}\n{_asked(asked['question'])}",
-                    "value": asked["answers"][0]["text"],
+                    "doc_id": _text(asked, "id"),
+                    "text": f"{_text(paragraph, 'context').strip()}\n{_asked(_text(asked, 'question'))}",
+                    "value": _text(asked["answers"][0], "text"),
                 }
                 for article in articles
                 for paragraph in article["paragraphs"]
@@ -182,19 +208,23 @@ def squad(folder: Path) -> Rows:
         }
     except json.JSONDecodeError as error:
         raise ValueError(f"{path}, line {error.lineno}: not JSON: {error.msg}") from error
-    except (KeyError, IndexError, TypeError) as error:
+    except RecursionError as error:
+        raise ValueError(f"{path}: not JSON: {error}") from error
+    except (KeyError, IndexError, TypeError, AttributeError) as error:
         raise ValueError(f"{path}: not SQuAD v1.1: {error!r}") from error
 
 
 def drop(folder: Path) -> Rows:
     """DROP's questions with their passages, {context, question, answers}; the question as in `squad`."""
     questions = _find(folder, "drop/questions.jsonl")
-    kept: Callable[[Row], Row] = lambda row: {"id": row["passage_id"], "passage": row["passage"]}  # noqa: E731
+    kept: Callable[[Row], Row] = lambda row: {"id": row["passage_id"], "passage": _text(row, "passage")}  # noqa: E731
     passages = {row["id"]: row["passage"] for row in read_rows(_find(folder, "drop/passages.jsonl"), kept)}
 
     def convert(row: Row) -> Row:
+        if not isinstance(row["answers"], list):
+            raise TypeError(f"answers must be a list, got {shown(row['answers'])}")
         answers = [str(answer) for answer in row["answers"]]
-        return {"context": passages[row["passage_id"]], "question": _asked(row["question"]), "answers": answers}
+        return {"context": passages[row["passage_id"]], "question": _asked(_text(row, "question")), "answers": answers}
 
     return {"validation": read_rows(questions, convert)}
 
@@ -204,7 +234,8 @@ def natural_questions(folder: Path) -> Rows:
 
     def convert(row: Row) -> Row:
         gold = next((ctx for ctx in row["ctxs"] if ctx.get("isgold")), row["ctxs"][0])
-        return {"context": gold["text"], "question": _asked(row["question"]), "answers": list(row["answers"])}
+        question = _asked(_text(row, "question"))
+        return {"context": _text(gold, "text"), "question": question, "answers": _texts(row, "answers")}
 
     return {"validation": read_rows(_find(folder, "nq_context/nq-open-oracle.jsonl"), convert)}
 
@@ -220,20 +251,18 @@ def _literal(value: Any) -> Any:
 
 
 def _longbench_row(row: Row) -> Row:
-    kept = {"context": row["context"], "question": row["input"], "answers": list(row["answers"])}
-    return kept | {"all_classes": row.get("all_classes") or []}
+    kept = {"context": _text(row, "context"), "question": _text(row, "input"), "answers": _texts(row, "answers")}
+    return kept | {"all_classes": _texts({"all_classes": row.get("all_classes") or []}, "all_classes")}
 
 
 def _longbench_prompt(row: Row) -> Row:
     """A row whose prompt is complete; the answers may be a text, with the classes in it."""
     try:
         answers = _literal(row["answers"])
-    except (ValueError, SyntaxError) as error:
+    except (ValueError, SyntaxError, RecursionError, MemoryError) as error:
         raise TypeError(f"answers: {error}") from error
-    classes = []
-    if isinstance(answers, dict):
-        answers, classes = answers["answers"], answers["all_classes"]
-    return {"prompt": row["prompt"], "answers": list(answers), "all_classes": list(classes)}
+    found = answers if isinstance(answers, dict) else {"answers": answers, "all_classes": []}
+    return {"prompt": _text(row, "prompt")} | {key: _texts(found, key) for key in ("answers", "all_classes")}
 
 
 def _longbench(task: str) -> Callable[[Path], Rows]:

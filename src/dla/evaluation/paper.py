@@ -18,6 +18,8 @@ LAMBADA_NOTE = (
     "23.9 / 24.8."
 )
 AVERAGE_NOTE = "the paper's average of GDN + DLA, 34.8, is not the mean of its row, 34.3."
+RULER_SAMPLES = 500  # of each of its tasks
+RETRIEVAL_TOKENS = 2048  # of a prompt of the retrieval sets
 PAPER_LENGTH = "4096"  # of RULER, the one whose numbers are given
 
 

@@ -7,6 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from itertools import groupby
 
+from dla.report import csv_text, escape_markdown, one_line
+
 DASH = "–"
 PAPER = " (paper)"
 LATEX = {
@@ -19,7 +21,6 @@ LATEX = {
     ">": r"\textgreater{}",
     "|": r"\textbar{}",
     '"': "''",
-    "\n": " ",
     "τ": r"$\tau$",
     "±": r"$\pm$",
     "−": "$-$",
@@ -111,7 +112,7 @@ def _spans(table: Table) -> list[tuple[str, int]]:
 def _text(table: Table) -> str:
     stars = any(cell.best for line in table.lines for cell in line.cells)
     pad = " " if stars else ""  # so that the digits line up under the starred ones
-    grid = _grid(table, lambda x: f"{x}*", str)
+    grid = _grid(table, lambda x: f"{x}*", one_line)
     body = len(grid) - len(table.lines)
     for line in grid[body - 1 :]:
         line[1:] = [x if x.endswith("*") else x + pad for x in line[1:]]
@@ -121,7 +122,7 @@ def _text(table: Table) -> str:
     if body == 2:
         lines.insert(0, _span_line(table, widths))
     notes = ["* best of its column."] if stars else []
-    return "\n".join([table.title, "", *lines, "", *notes, *table.notes]).rstrip() + "\n"
+    return "\n".join([one_line(table.title), "", *lines, "", *notes, *map(one_line, table.notes)]).rstrip() + "\n"
 
 
 def _aligned(cells: Sequence[str], widths: Sequence[int], between: str = "  ") -> str:
@@ -134,23 +135,19 @@ def _span_line(table: Table, widths: list[int]) -> str:
     line, at = " " * widths[0], 1
     for text, size in _spans(table):
         width = sum(widths[at : at + size]) + 2 * (size - 1)
-        line, at = line + "  " + text[:width].center(width), at + size
+        line, at = line + "  " + one_line(text)[:width].center(width), at + size
     return line.rstrip()
 
 
 def _markdown(table: Table) -> str:
-    grid = _grid(table, lambda x: f"**{x}**", _escape_markdown)
+    grid = _grid(table, lambda x: f"**{x}**", escape_markdown)
     if len(grid) - len(table.lines) == 2:  # Markdown has one line of headings, so the labels are the first row
         grid[1] = [f"*{x}*" for x in grid[1]]
     widths = [max(2, *(len(line[i]) for line in grid)) for i in range(len(grid[0]))]
     rule = ["-" * widths[0], *("-" * (width - 1) + ":" for width in widths[1:])]
     body = "\n".join(f"| {_aligned(line, widths, ' | ')} |" for line in [grid[0], rule, *grid[1:]])
-    notes = "\n".join(f"- {_escape_markdown(note)}" for note in table.notes)
-    return "\n\n".join(part for part in (f"### {_escape_markdown(table.title)}", body, notes) if part) + "\n"
-
-
-def _escape_markdown(text: str) -> str:
-    return "".join("\\" + c if c in "\\|*`<_[]" else " " if c == "\n" else c for c in text)
+    notes = "\n".join(f"- {escape_markdown(note)}" for note in table.notes)
+    return "\n\n".join(part for part in (f"### {escape_markdown(table.title)}", body, notes) if part) + "\n"
 
 
 def _latex(table: Table) -> str:
@@ -195,7 +192,7 @@ def _latex_spans(table: Table) -> list[str]:
 
 
 def _escape_latex(text: str) -> str:
-    return "".join(LATEX.get(c, c) for c in text)
+    return "".join(LATEX.get(c, c) for c in one_line(text))
 
 
 def _csv(table: Table) -> str:
@@ -204,10 +201,10 @@ def _csv(table: Table) -> str:
     names = [" ".join(x for x in (head.heading, head.label.rstrip("†")) if x) for head in table.heads]
     figures = [2 if table.errors and head.kind != "gain" else 1 for head in table.heads]
     titles = [name + x for name, n in zip(names, figures, strict=True) for x in ("", " stderr")[:n]]
-    writer.writerow(["model", "source", *titles])
+    writer.writerow(["model", "source", *map(csv_text, titles)])
     for line in table.lines:
         pairs = zip(line.cells, figures, strict=True)
         cells = ["" if x is None else f"{x:.6g}" for cell, n in pairs for x in (cell.value, cell.stderr)[:n]]
         label = line.label.removesuffix(PAPER) if line.paper else line.label
-        writer.writerow([label, "paper" if line.paper else "measured", *cells])
+        writer.writerow([csv_text(label), "paper" if line.paper else "measured", *cells])
     return file.getvalue()

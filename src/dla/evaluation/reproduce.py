@@ -12,6 +12,7 @@ from dla.evaluation.results import Evaluation, read
 from dla.evaluation.tables import make_table
 from dla.names import check_known
 
+INTERRUPTED = 130  # the exit code of what was interrupted
 SCALES = ("paper", "tiny")
 FORMATS = {"markdown": "md", "latex": "tex", "csv": "csv", "json": "json"}
 TINY = "Tiny models, trained for minutes on a CPU: this shows that the pipeline runs, and nothing about the paper."
@@ -113,15 +114,18 @@ def run(
         check_known("scale", [scale], SCALES)
         folder = recipes or find_recipes()
         made = [evaluated(row, PLANS[table], scale, folder, out, data, limit) for row in PLANS[table].rows]
-    except (ValueError, RuntimeError) as error:
+        # Numbers of tiny models beside the paper's would be read as a comparison.
+        shown = make_table(made, PLANS[table].layout, paper_rows=paper and scale == "paper")
+        note = TINY if scale == "tiny" else ""
+        for form, suffix in FORMATS.items():
+            text = getattr(shown, form)()
+            (out / f"{table}.{suffix}").write_text(text if form != "markdown" else f"{note}\n\n{text}".lstrip())
+    except (ValueError, RuntimeError, OSError) as error:
         print(f"dla reproduce: {error}", file=sys.stderr)
         return 2
-    # Numbers of tiny models beside the paper's would be read as a comparison.
-    shown = make_table(made, PLANS[table].layout, paper_rows=paper and scale == "paper")
-    note = TINY if scale == "tiny" else ""
-    for form, suffix in FORMATS.items():
-        text = getattr(shown, form)()
-        (out / f"{table}.{suffix}").write_text(text if form != "markdown" else f"{note}\n\n{text}".lstrip())
+    except KeyboardInterrupt:
+        print("\ninterrupted; the same command goes on from there", file=sys.stderr)
+        return INTERRUPTED
     print("\n".join(filter(None, [note, shown.text(), f"tables in {out}/{table}.*"])))
     return 0
 
@@ -134,6 +138,8 @@ def evaluated(
     if not (folder / "model" / "config.json").exists():
         print(f"training {row.label}", file=sys.stderr)
         _train(training(row, scale, recipes, folder))
+        if not (folder / "model" / "config.json").exists():  # it ends well, with a checkpoint, when it is interrupted
+            raise KeyboardInterrupt
     file = folder / "evaluation.json"
     options: dict[str, Any] = dict(TINY_EVALUATION) if scale == "tiny" else {}
     options["limit"] = limit or options.get("limit")
@@ -144,6 +150,8 @@ def evaluated(
         str(folder / "model"), suites=plan.suites, tasks=plan.tasks, data=data, out=file, label=row.label,
         tables=False, **options,
     )  # fmt: skip
+    if code == INTERRUPTED:
+        raise KeyboardInterrupt
     if code:
         raise RuntimeError(f"the evaluation of {row.label} ended with exit code {code}")
     found = read(file)
@@ -165,6 +173,8 @@ def _train(recipe: tuple[Path, Sequence[str]]) -> None:
     from dla.training.run import run as train
 
     code = train(*recipe)
+    if code == INTERRUPTED:
+        raise KeyboardInterrupt
     if code:
         raise RuntimeError(f"the training of {recipe[0]} ended with exit code {code}")
 

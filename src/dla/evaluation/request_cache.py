@@ -3,7 +3,7 @@
 import hashlib
 import json
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from dla.jsonl import Writer, read
+from dla.report import shown
 from dla.text import ByteTokenizer
 
 # what differs between equal models
@@ -28,22 +29,30 @@ class RequestCache:
             raise ValueError(f"cache must be a file, got a folder: {self.path}")
         self._found: dict[str, Any] = {}
         self._file: Writer | None = None
+        self._warned = False
         damaged = 0
         for line in read(self.path):
-            if isinstance(line.value, list) and len(line.value) == 2:
-                self._found[str(line.value[0])] = line.value[1]
+            if isinstance(line.value, list) and len(line.value) == 2 and isinstance(line.value[0], str):
+                self._found[line.value[0]] = line.value[1]
             else:
                 damaged += line.ended  # the last line may be cut short
         if damaged:
             logger.warning("%s: %d damaged lines are left out", self.path, damaged)
 
-    def get(self, key: str) -> Any:
-        """The result, or None."""
-        return self._found.get(key)
+    def get(self, key: str, fits: Callable[[Any], bool] | None = None) -> Any:
+        """The result, or None. One that does not fit is forgotten, so that another can be added."""
+        value = self._found.get(key)
+        if value is not None and fits is not None and not fits(value):
+            if not self._warned:
+                logger.warning("%s: results of another kind are left out, such as %s", self.path, shown(value))
+            self._warned = True
+            del self._found[key]
+            return None
+        return value
 
     def add(self, key: str, value: Any) -> None:
         """Keep a result, here and in the file, unless there is one."""
-        if key in self._found:
+        if self._found.get(key) is not None:
             return
         self._found[key] = value
         if self._file is None:

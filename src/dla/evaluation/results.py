@@ -9,8 +9,12 @@ from dataclasses import MISSING, asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
+from dla.evaluation.paper import RULER_SAMPLES
+from dla.report import check_value, is_number, shown
+
 FORMAT = "dla-evaluation"
-VERSION = 1
+VERSION = 2
+READABLE = (1, 2)  # the first has no provenance
 # Settings that make the samples other questions: with others, scores cannot be held against each other.
 DECISIVE = (
     "limit",
@@ -45,6 +49,7 @@ class TaskResult:
     seconds: float = 0.0
     group: str = ""  # the length of a RULER task: 4096
     settings: dict[str, Any] = field(default_factory=dict)  # that differ from the evaluation's
+    provenance: dict[str, str] = field(default_factory=dict)  # what it was made with, see `dla.evaluation.provenance`
 
     @property
     def key(self) -> str:
@@ -134,10 +139,25 @@ def read(path: str | Path) -> Evaluation:
         raise ValueError(f"{path} is not an evaluation: it is no JSON ({reason})") from error
     if not isinstance(found, dict) or found.pop("format", None) != FORMAT:
         raise ValueError(f'{path} is not an evaluation: it has no "format": "{FORMAT}"')
-    if (version := found.pop("version", None)) != VERSION:
-        raise ValueError(f"{path} is of version {version!r} of the format, this program reads {VERSION}")
+    version = found.pop("version", None)
+    if type(version) is not int or version not in READABLE:
+        accepted = " and ".join(map(str, READABLE))
+        raise ValueError(f"{path} is of version {shown(version)} of the format, this program reads {accepted}")
     _check(found, str(path))
-    return Evaluation(**{**found, "tasks": [TaskResult(**task) for task in found["tasks"]]})
+    return Evaluation(**{**found, "tasks": [_marked(TaskResult(**task)) for task in found["tasks"]]})
+
+
+def _marked(task: TaskResult) -> TaskResult:
+    """With the mark of a part of RULER's samples, which files of the first version lack."""
+    if not (task.suite == "ruler" and task.official and task.value is not None and task.n < RULER_SAMPLES):
+        return task
+    part = part_of_ruler(task.n)
+    return replace(task, official=False, title="; ".join(x for x in (task.title, part) if x and x != "RULER"))
+
+
+def part_of_ruler(samples: int) -> str:
+    """What a RULER task of fewer samples than the paper's is called."""
+    return f"{samples} of {RULER_SAMPLES} samples"
 
 
 # Checks.
@@ -147,7 +167,7 @@ EVALUATION = {"model": TEXT, "label": TEXT, "tasks": LIST, "settings": DICT, "ve
 TASK: dict[str, tuple[type, ...]] = {
     **dict.fromkeys(("name", "label", "suite", "metric", "title", "unavailable", "group"), TEXT),
     **dict.fromkeys(("value", "stderr"), (*NUMBER, type(None))),
-    **dict.fromkeys(("other", "settings"), DICT),
+    **dict.fromkeys(("other", "settings", "provenance"), DICT),
     "n": WHOLE,
     "seconds": NUMBER,
     "official": FLAG,
@@ -157,6 +177,7 @@ TASK: dict[str, tuple[type, ...]] = {
 
 def _check(found: dict[str, Any], where: str) -> None:
     """Refuse what is not an evaluation, field by field."""
+    check_value(found, where)
     _check_fields(found, EVALUATION, Evaluation, where)
     for name, version in found.get("versions", {}).items():
         _require(isinstance(version, str), f"{where}: version of {name!r}", "a text", version)
@@ -165,7 +186,9 @@ def _check(found: dict[str, Any], where: str) -> None:
         at = f"{where}: task {number}"
         _require(isinstance(task, dict), at, "an object", task)
         _check_fields(task, TASK, TaskResult, at)
-        at = f"{where}: {task['name']}"
+        at = f"{where}: {shown(task['name'])[1:-1]}"
+        for name, value in task.get("provenance", {}).items():
+            _require(isinstance(value, str), f"{at}: provenance {name!r}", "a text", value)
         _check_numbers(task, at)
         key = TaskResult(**task).key
         _require(key not in seen, f"{where}: tasks", "all different", key)
@@ -192,7 +215,7 @@ def _check_numbers(task: dict[str, Any], where: str) -> None:
         value = task.get(name)
         _require(value is None or _within(value, math.inf), f"{where}: {name!r}", "0 or more", value)
     for name, value in task.get("other", {}).items():
-        _require(_is_number(value), f"{where}: other metric {name!r}", "a finite number", value)
+        _require(is_number(value), f"{where}: other metric {name!r}", "a finite number", value)
     for sample in task.get("samples", []):
         whole = isinstance(sample, dict) and isinstance(sample.get("id"), str)
         _require(whole, f"{where}: a sample", "an object with an 'id' of text", sample)
@@ -201,14 +224,9 @@ def _check_numbers(task: dict[str, Any], where: str) -> None:
 
 
 def _within(value: object, high: float) -> bool:
-    return _is_number(value) and 0 <= value <= high * (1 + SLACK)  # type: ignore[operator]
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    return is_number(value) and 0 <= value <= high * (1 + SLACK)
 
 
 def _require(right: bool, what: str, accepted: str, given: object) -> None:
     if not right:
-        text = repr(given)
-        raise ValueError(f"{what} must be {accepted}, got {text if len(text) <= 80 else text[:77] + '…'}")
+        raise ValueError(f"{what} must be {accepted}, got {shown(given)}")

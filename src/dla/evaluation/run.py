@@ -13,9 +13,10 @@ from typing import Any
 import torch
 
 import dla
-from dla.evaluation.paper import LAYOUTS
+from dla.evaluation.paper import LAYOUTS, RETRIEVAL_TOKENS, RULER_SAMPLES
+from dla.evaluation.provenance import differing, model_provenance, task_provenance
 from dla.evaluation.request_cache import tokenizer_fingerprint
-from dla.evaluation.results import Evaluation, TaskResult, merge, read, task_settings, write
+from dla.evaluation.results import Evaluation, TaskResult, merge, part_of_ruler, read, task_settings, write
 from dla.evaluation.suites import LENGTHS, Spec, Unavailable, find_spec, make_task, suite_tasks
 from dla.evaluation.tables import make_table
 
@@ -33,9 +34,9 @@ def run(
     out: Path | None = None,
     label: str | None = None,
     lengths: Sequence[int] = LENGTHS,
-    samples: int = 500,
+    samples: int = RULER_SAMPLES,
     haystack: str = "auto",
-    context_tokens: int = 2048,
+    context_tokens: int = RETRIEVAL_TOKENS,
     max_length: int | None = None,
     seed: int = 0,
     tokenizer: str | None = None,
@@ -48,8 +49,9 @@ def run(
 ) -> int:
     """Evaluate a saved model or a preset and print the tables; the exit code.
 
-    The results go to ``out`` (MODEL/evaluation.json, or out/eval/MODEL.json for a preset) after every task; a task that
-    is there with the same settings is not run again, and one that was killed goes on where it stood.
+    The results go to ``out`` (MODEL/evaluation.json, or out/eval/MODEL.json for a preset) after every task. A task that
+    is there with the same settings and provenance (`dla.evaluation.provenance`) is not run again, and one that was
+    killed goes on where it stood. Results of other weights that lie there are put aside.
     """
     settings: Settings = {
         "limit": limit,
@@ -62,27 +64,33 @@ def run(
     out = out or _default_file(model)
     try:
         specs = chosen_specs(suites, tasks, lengths)
+        _check_limit(limit)
         before = read(out) if out.exists() else None
         lm = _load(model, tokenizer, dtype, device, max_length, batch_tokens, out)
-    except (ValueError, OSError) as error:
-        print(f"dla eval: {error}", file=sys.stderr)
-        return 2
-    evaluation = Evaluation(model, label or Path(model).name, [], settings, _versions())
-    if before is not None and before.model == model:
-        evaluation = replace(merge(before, evaluation), label=label or before.label)
+        evaluation = _begun(Evaluation(model, label or "", [], settings, _versions()), before, lm, out)
+    except (ValueError, OSError, RuntimeError) as error:
+        return _told(f"dla eval: {' '.join(str(error).split())}", 2)
     try:
         for spec in specs:
             evaluation = _with(evaluation, spec, lm, data, settings, out)
     except KeyboardInterrupt:
-        print(f"\ninterrupted; what is finished is in {out}, and the same command goes on", file=sys.stderr)
-        return 130
-    except ValueError as error:
-        print(f"dla eval: {error}; what is finished is in {out}", file=sys.stderr)
-        return 2
+        return _told(f"\ninterrupted; what is finished is in {out}, and the same command goes on", 130)
+    except (ValueError, OSError) as error:
+        return _told(f"dla eval: {' '.join(str(error).split())}; what is finished is in {out}", 2)
     if tables:
         _show(evaluation, {spec.suite for spec in specs}, paper, as_json)
-    print(f"results in {out}", file=sys.stderr)
-    return 0
+    return _told(f"results in {out}", 0)
+
+
+def _told(text: str, code: int) -> int:
+    """The exit code, with a last word."""
+    print(text, file=sys.stderr)
+    return code
+
+
+def _check_limit(limit: int | None) -> None:
+    if limit is not None and limit < 1:
+        raise ValueError(f"limit must be an integer >= 1, got {limit}")
 
 
 def chosen_specs(suites: Sequence[str], tasks: Sequence[str], lengths: Sequence[int] = LENGTHS) -> list[Spec]:
@@ -94,13 +102,44 @@ def chosen_specs(suites: Sequence[str], tasks: Sequence[str], lengths: Sequence[
     return list({spec.name: spec for spec in found}.values())
 
 
+def _begun(evaluation: Evaluation, before: Evaluation | None, lm: Any, out: Path) -> Evaluation:
+    """A new evaluation with what there is of the same model; its label is the one given, or that of before."""
+    label = evaluation.label or Path(evaluation.model).name
+    if before is None or before.model != evaluation.model:
+        return replace(evaluation, label=label)
+    kept = _of_these_weights(before, model_provenance(lm)["weights"], out)
+    return replace(merge(kept, evaluation), label=evaluation.label or before.label)
+
+
+def _of_these_weights(before: Evaluation, weights: str, out: Path) -> Evaluation:
+    """The evaluation without the results of other weights, which go to a file of their own beside it.
+
+    Results that do not say whose they are stay until they are run anew.
+    """
+    others: dict[str, list[TaskResult]] = {}
+    for task in before.tasks:
+        others.setdefault(task.provenance.get("weights", weights), []).append(task)
+    kept = others.pop(weights, [])
+    for other, tasks in others.items():
+        aside = out.with_name(f"{out.stem}.{other[:8]}{out.suffix}")
+        made = replace(before, tasks=tasks)
+        write(merge(read(aside), made) if aside.exists() else made, aside)
+        print(f"{len(tasks)} results of other weights, or of another dtype, are now in {aside}", file=sys.stderr)
+    return replace(before, tasks=kept)
+
+
 def _with(evaluation: Evaluation, spec: Spec, lm: Any, data: Path | None, settings: Settings, out: Path) -> Evaluation:
     """The evaluation with one more task, also on disk."""
+    made_with = {**model_provenance(lm), **task_provenance(spec, data, settings["haystack"])}
     done = next((task for task in evaluation.tasks if task.name == spec.name), None)
     if done is not None and not done.unavailable and _same_settings(evaluation, done):
-        print(f"{spec.name}: {_text(done)}, from {out}", file=sys.stderr)
-        return evaluation
-    result = evaluate_task(lm, spec, data, settings)
+        changed = differing(done.provenance, made_with)
+        if not changed:
+            print(f"{spec.name}: {_text(done)}, from {out}", file=sys.stderr)
+            return evaluation
+        why = f"differs in {', '.join(changed)}" if done.provenance else "does not say what it was made with"
+        print(f"{spec.name}: run anew, since the result in {out} {why}", file=sys.stderr)
+    result = replace(evaluate_task(lm, spec, data, settings), provenance=made_with)
     print(f"{spec.name}: {_text(result)}", file=sys.stderr)
     evaluation = merge(evaluation, replace(evaluation, tasks=[result]))
     write(evaluation, out)
@@ -134,13 +173,15 @@ def evaluate_task(lm: Any, spec: Spec, data: Path | None, settings: Settings) ->
         )
     except Unavailable as error:
         return replace(empty, unavailable=str(error))
+    cut_before = getattr(lm, "truncated", 0)
     made = evaluate(lm, {"tasks": {spec.name: task}, "groups": {}, "group_map": {}}, limit=limit, bootstrap_iters=0)
     scores = [float(sample[spec.metric]) for sample in made["samples"][spec.name]]
     ids = [str(sample["doc_id"]) for sample in made["samples"][spec.name]]
     mean, spread = mean_and_error(scores)
     about = task.config.metadata or {}
-    whole = limit is None or limit >= len(task.eval_docs)
-    titles = [about.get("title") or about.get("note"), None if whole else f"the first {limit} rows"]
+    limited = _limits(spec, settings, len(task.eval_docs), getattr(lm, "truncated", 0) - cut_before, lm)
+    named = about.get("title") or about.get("note")
+    titles = [None if limited and named == "RULER" else named, *limited]
     by_tokens = spec.suite in ("ruler", "retrieval")  # their texts depend on how the model's tokenizer cuts them
     return replace(
         empty,
@@ -149,11 +190,28 @@ def evaluate_task(lm: Any, spec: Spec, data: Path | None, settings: Settings) ->
         n=len(scores),
         samples=[{"id": name, "score": score} for name, score in zip(ids, scores, strict=True)],
         other=_others(made["results"][spec.name], spec),
-        official=bool(about.get("official", True)) and whole,
+        official=bool(about.get("official", True)) and not limited,
         title="; ".join(title for title in titles if title),
         settings={TOKENIZER: tokenizer_fingerprint(lm.tokenizer)[:16]} if by_tokens else {},
         seconds=time.perf_counter() - began,
     )
+
+
+def _limits(spec: Spec, settings: Settings, rows: int, cut: int, lm: Any) -> list[str]:
+    """In what a task that was run falls short of the paper's; ``cut``: requests that lost their beginning."""
+    found = []
+    if spec.suite == "ruler" and rows < RULER_SAMPLES:
+        found.append(part_of_ruler(rows))
+    elif spec.suite != "ruler" and settings["limit"] is not None and settings["limit"] < rows:
+        found.append(f"the first {settings['limit']} rows")
+    if spec.suite == "retrieval" and settings["context_tokens"] != RETRIEVAL_TOKENS:
+        found.append(f"prompts of {settings['context_tokens']} tokens, not {RETRIEVAL_TOKENS}")
+    # What is longer than the model's own length was too long for the paper's models as well. Not so where a length is
+    # the point of the task, or where somebody asked for a shorter one.
+    shortened = settings["max_length"] is not None and settings["max_length"] < lm.model.config.max_position_embeddings
+    if cut and (shortened or spec.suite in ("ruler", "retrieval")):
+        found.append(f"{cut} requests cut to {lm.max_length} tokens")
+    return found
 
 
 def mean_and_error(scores: Sequence[float]) -> tuple[float, float | None]:

@@ -152,7 +152,8 @@ class _Source:
         return {"source": self.where, "official": self.official, "note": self.note}
 
 
-def _data_folder(data: Path | str | None) -> Path | None:
+def data_folder(data: Path | str | None) -> Path | None:
+    """Where rows are looked for: the folder given, or $DLA_DATA; None: on the hub alone."""
     given = data if data is not None else os.environ.get("DLA_DATA") or None
     if given is None:
         return None
@@ -187,6 +188,13 @@ def _source(spec: Spec, folder: Path | None, hub: str, subset: str | None) -> _S
         return _Source(hub_rows(hub, subset), "hub", True, "")
     except Unavailable as error:
         raise Unavailable(f"{spec.name}: {absent}, and {error}") from error
+
+
+def task_folder(spec: Spec) -> Path | None:
+    """Where lm-eval defines a task; None if it has none in a file of its own."""
+    import lm_eval.tasks
+
+    return (Path(lm_eval.tasks.__file__).parent / spec.file).parent if spec.file else None
 
 
 def _config(spec: Spec, *, functions: bool) -> dict[str, Any]:
@@ -272,7 +280,7 @@ def make_task(
     task.config.metadata says what the rows are: source "local", "hub" or "generated", official, note.
     Raises Unavailable, in one line, where there are no rows.
     """
-    folder = _data_folder(data)
+    folder = data_folder(data)
     if spec.suite == "ruler":
         from dla.evaluation.ruler import niah_task
 

@@ -161,7 +161,8 @@ def _head(column: Column, unofficial: set[str], titles: Sequence[str]) -> Head:
 
 def _named(text: str, titles: Sequence[str]) -> str:
     """RULER-style in the place of RULER, if that is what it is."""
-    return text.replace("RULER", titles[0]) if len(titles) == 1 and "RULER" in titles[0] else text
+    found = {name for title in titles if "RULER" in (name := title.partition(";")[0])}
+    return text.replace("RULER", found.pop()) if len(found) == 1 else text
 
 
 @dataclass(frozen=True)
@@ -194,8 +195,23 @@ class _Notes:
                     notes.append(f"no {what} for {line.label}: no value for {self._list(lost)}.")
         for name in DECISIVE:
             notes += self._figures(name, lambda task, name=name: str(task.settings.get(name)), always=False)  # type: ignore[misc]
+        notes += self._figures("dtype", lambda task: task.provenance.get("dtype", "unknown"), always=False)
+        notes += self._mixed_weights()
         notes += self._figures("metric", lambda task: task.metric)
         return notes + self._figures("samples of a task", lambda task: str(task.n))
+
+    def _mixed_weights(self) -> list[str]:
+        """Rows whose tasks were not all run with the same weights, or may not have been."""
+        notes = []
+        for name, tasks in zip(self.names, self.tasks, strict=True):
+            found: dict[str, list[str]] = {}
+            for key in self.parts:
+                if _has_value(tasks, key):
+                    found.setdefault(tasks[key].provenance.get("weights", "unknown"), []).append(key)
+            if len(found) > 1:
+                told = "; ".join(f"{weights}: {self._list(keys)}" for weights, keys in found.items())
+                notes.append(f"{name} is not one model, its weights differ: {told}.")
+        return notes
 
     @staticmethod
     def _reason(task: TaskResult | None) -> str:

@@ -14,9 +14,12 @@ from torch import Tensor
 
 import dla
 from dla.lab.controls import control
+from dla.lab.kinds import check_kinds
 from dla.lab.measure import memory_figures, skipping_figures
 from dla.lab.tasks import NO_TARGET, Task, make_task
 from dla.models import DLAConfig, DLAForCausalLM
+from dla.models.config import LARGEST
+from dla.report import shown
 from dla.training.data.feed import Micro
 from dla.training.recipe import Gate, Optimizer, Schedule
 from dla.training.trainer import DivergedError, Trainer
@@ -41,10 +44,21 @@ class Training:
 
     def __post_init__(self) -> None:
         if self.gate not in ("hard", "soft"):
-            raise ValueError(f'gate must be "hard" or "soft", got {self.gate!r}')
+            raise ValueError(f'gate must be "hard" or "soft", got {shown(self.gate)}')
         for name in ("steps", "batch", "evaluate_every", "evaluation_batch"):
-            if not isinstance(getattr(self, name), int) or getattr(self, name) < 1:
-                raise ValueError(f"{name} must be an integer >= 1, got {getattr(self, name)!r}")
+            value = getattr(self, name)
+            if type(value) is not int or not 1 <= value <= LARGEST:
+                raise ValueError(f"{name} must be an integer >= 1 and <= {LARGEST}, got {shown(value)}")
+        check_kinds(self)
+        ranges = {
+            "lr": (self.lr > 0, "above 0"),
+            "warmup": (0 <= self.warmup <= 1, "from 0 to 1"),
+            "weight_decay": (self.weight_decay >= 0, "0 or more"),
+            "clip": (self.clip > 0, "above 0"),
+        }
+        for name, (right, accepted) in ranges.items():
+            if not right:
+                raise ValueError(f"{name} must be {accepted}, got {getattr(self, name)}")
 
     def trainer(self, model: DLAForCausalLM) -> Trainer:
         return Trainer(

@@ -51,8 +51,10 @@ def levels(time: int, device: torch.device) -> Tensor:
     return (apart[..., None] >= (1 << torch.arange(time.bit_length() + 1, device=device))).sum(-1)
 
 
-def use_routed_levels(model: DLAForCausalLM) -> None:
-    """Replace every log-linear memory of a model by routed levels."""
+def use_routed_levels(model: DLAForCausalLM, **options: Any) -> None:
+    """Replace every log-linear memory of a model by routed levels; there are no options."""
+    if options:
+        raise ValueError(f"control: routed_levels has no options, got {', '.join(options)}")
 
     def routed(memory: LogLinearMemory) -> RoutedLevels:
         heads, width = memory.slots.L.shape

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from dla.lab.statistics import estimate
 from dla.plotting import COLOURS, FONT, GRID, INK, QUIET, WIDTH, new_figure, png, short, tidy
+from dla.report import one_line
 
 LINE = 0.22  # inches
 MARGIN = 0.75  # of the title and the axis
@@ -34,8 +35,8 @@ def draw_dots(rows: Sequence[str], panels: Sequence[Panel], value: str) -> bytes
             ax.set_xticks([0, 0.5, 1], ["0", "0.5", "1"])
         else:
             ax.locator_params(axis="x", nbins=2)
-        ax.set_yticks(range(len(rows)), names if i == 0 else [""] * len(rows))
-        ax.set_title(panel.title, loc="left", fontsize=FONT, color=INK)
+        ax.set_yticks(range(len(rows)), names if i == 0 else [""] * len(rows), parse_math=False)
+        ax.set_title(one_line(panel.title), loc="left", fontsize=FONT, color=INK, parse_math=False)
         ax.set_xlabel(value, fontsize=FONT, color=INK)
     return png(figure)
 
@@ -45,7 +46,7 @@ def labels(rows: Sequence[str]) -> list[str]:
     names = [row.split(", ") for row in rows]
     while len(rows) > 1 and all(len(name) > 1 and name[0] == names[0][0] for name in names):
         names = [name[1:] for name in names]
-    return [short(", ".join(name)) for name in names]
+    return [short(one_line(", ".join(name))) for name in names]
 
 
 def _draw(ax, rows: Sequence[str], panel: Panel) -> None:  # type: ignore[no-untyped-def]

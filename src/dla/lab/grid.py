@@ -43,6 +43,7 @@ from dla.lab.measure import matched
 from dla.models import DLAConfig, DLAForCausalLM
 from dla.models.configurations import spelled_out
 from dla.names import check_known, nearest
+from dla.report import is_number, shown
 
 NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]*")
 TOP = ("name", "seeds", "training", "model", "task", "row")
@@ -105,23 +106,32 @@ def _check_shape(content: dict[str, Any]) -> None:
     """Refuse values of another kind than the keys of a grid have."""
     name, seeds = content["name"], content["seeds"]
     if not isinstance(name, str) or not NAME.fullmatch(name):  # results go to a folder of this name
-        raise ValueError(f"name must be letters, digits and any of '_.-', not beginning with a dot, got {name!r}")
-    if not isinstance(seeds, list) or any(type(seed) is not int for seed in seeds):
-        raise ValueError(f"seeds must be a list of integers, got {seeds!r}")
+        raise ValueError(f"name must be letters, digits and any of '_.-', not beginning with a dot, got {shown(name)}")
+    if not isinstance(seeds, list) or any(type(seed) is not int or not 0 <= seed < 2**63 for seed in seeds):
+        raise ValueError(f"seeds must be a list of integers >= 0, got {shown(seeds)}")
     for key in ("model", "training"):
         if not isinstance(content.get(key, {}), dict):
-            raise ValueError(f"{key} must be a table, got {content[key]!r}")
+            raise ValueError(f"{key} must be a table, got {shown(content[key])}")
     for key, own in (("task", "name"), ("row", "label")):
         tables = content[key]
         if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
-            raise ValueError(f"{key} must be tables, [[{key}]], got {tables!r}")
+            raise ValueError(f"{key} must be tables, [[{key}]], got {shown(tables)}")
         for table in tables:
             if not isinstance(table.get(own, ""), str):
-                raise ValueError(f"{own} of a {key} must be text, got {table[own]!r}")
-    for row in content["row"]:
-        for key, kinds in (("match", (str, list)), ("training", (dict,)), ("control", (str, dict, list))):
-            if key in row and not isinstance(row[key], kinds):
-                raise ValueError(f"{key} of row {row.get('label')!r} cannot be {row[key]!r}")
+                raise ValueError(f"{own} of a {key} must be text, got {shown(table[own])}")
+    for task in content["task"]:
+        if not task.get("name"):
+            raise ValueError(f"every task needs a name, got {shown(task)}")
+        others = task.get("evaluations", [])
+        if not isinstance(others, list) or not all(isinstance(other, dict) for other in others):
+            raise ValueError(f"evaluations of task {task['name']!r} must be a list of tables, got {shown(others)}")
+
+
+def _check_row(row: dict[str, Any]) -> None:
+    """Refuse values of another kind, once lists are spread."""
+    for key, kinds in (("match", (str,)), ("training", (dict,)), ("control", (str, dict))):
+        if key in row and not isinstance(row[key], kinds):
+            raise ValueError(f"{key} of row {row['label']!r} cannot be {shown(row[key])}")
 
 
 def _spread(row: dict[str, Any]) -> Iterator[dict[str, Any]]:
@@ -133,13 +143,18 @@ def _spread(row: dict[str, Any]) -> Iterator[dict[str, Any]]:
         inner = row.get(table)
         if isinstance(inner, dict):
             axes += [((table, name), value) for name, value in inner.items() if isinstance(value, list)]
+    for path, value in axes:
+        if not value:
+            raise ValueError(f"{'.'.join(path)} of row {row.get('label', '')!r} is an empty list, which makes no row")
     for values in itertools.product(*(value for _, value in axes)):
         made = deepcopy(row)
         label = row.get("label", "")
         for (path, _), value in zip(axes, values, strict=True):
             (made if len(path) == 1 else made[path[0]])[path[-1]] = value
             label += f" {path[-1]}={value}"
-        yield {**made, "label": label.strip()}
+        made["label"] = label.strip()
+        _check_row(made)
+        yield made
 
 
 def _try_control(cell: Cell) -> None:
@@ -164,6 +179,8 @@ def _cell(
         raise ValueError("every row needs a label")
     chosen = {**training, **row.get("training", {})}
     check_known(f"{where}: training", chosen, [f.name for f in fields(Training)])
+    if not isinstance(options.get("memory", ""), str):
+        raise ValueError(f"{where}: memory must be text, got {shown(options['memory'])}")
     made = Cell(
         grid=grid,
         label=row["label"],
@@ -178,6 +195,9 @@ def _cell(
     tasks = made.tasks()
     if len({each.vocab_size for each in tasks}) > 1:
         raise ValueError(f"the evaluations of task {task['name']!r} must keep its vocabulary")
+    given = options.get("vocab_size", tasks[0].vocab_size)
+    if is_number(given) and given < tasks[0].vocab_size:
+        raise ValueError(f"{where}: vocab_size must be at least the task's, {tasks[0].vocab_size}, got {given}")
     return made
 
 

@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from dla.lab.kinds import check_kinds
 from dla.lab.pairs import decayed, pairs, written
 from dla.layers.memory import DynamicMemory, FactoredSlotWeights, Memory, Operands
 from dla.layers.mixer import LinearMixer
@@ -48,6 +49,7 @@ class Probe:
     learned_tau: bool = False
 
     def __post_init__(self) -> None:
+        check_kinds(self)
         check_known("features", self.seen, FEATURES)
         check_choice("keys", self.keys, KEYS)
         check_choice("erase", self.erase, ERASES)

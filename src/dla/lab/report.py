@@ -10,15 +10,16 @@ from pathlib import Path
 from typing import Any
 
 from dla import jsonl
+from dla.lab.check import REQUIRED, check_run
 from dla.lab.html import BEST, CHANCE, Table, page
 from dla.lab.plots import Picture, draw
-from dla.lab.statistics import Estimate, Result, Row, Summary, TaskSummary, is_number, latest, summarise
+from dla.lab.statistics import Estimate, Result, Row, Summary, TaskSummary, latest, summarise
 from dla.plotting import styles
+from dla.report import escape_markdown, is_number
 
 __all__ = ["load", "summarise", "write_report", "Estimate", "Result", "Row", "Summary", "TaskSummary"]
 
 MOST_STARTS = 1000  # places of a damaged line at which a run is looked for
-REQUIRED = {"key": str, "label": str, "task": dict, "seed": int}
 NO_PLOTS = "matplotlib is not installed, so the page has no plots: pip install 'dynamic-linear-attention[plot]'"
 MARKS = {"tied": " ≈", "untested": " ?"}
 
@@ -28,10 +29,10 @@ def run(results: Path, *, out: Path | None = None, baseline: str | None = None, 
     try:
         runs, notes = read(results)
         summary = summarise(runs, baseline)
+        path, missing = _write(summary, results.parent if out is None else out)
     except (OSError, ValueError) as error:
         print(f"dla lab report: {error}", file=sys.stderr)
         return 2
-    path, missing = _write(summary, results.parent if out is None else out)
     for note in [*notes, *missing]:
         print(f"note: {note}", file=sys.stderr)
     print(json.dumps(as_dict(summary), indent=2, allow_nan=False) if as_json else f"{markdown(summary)}\n{path}")
@@ -58,7 +59,7 @@ def read(path: Path) -> tuple[list[Result], list[str]]:
         if not line.whole:
             notes.append(f"{path}, line {line.number}: a run cut short, left out")
         if run is not None:
-            _check(run, f"{path}, line {line.number}")
+            check_run(run, f"{path}, line {line.number}")
             runs.append(run)
     if not runs:
         raise ValueError(f"{path} holds no finished run")
@@ -73,16 +74,6 @@ def _appended(line: bytes) -> Result | None:
         if isinstance(run, dict) and run.keys() >= REQUIRED.keys():
             return run
     return None
-
-
-def _check(run: object, where: str) -> None:
-    if not isinstance(run, dict):
-        raise ValueError(f"{where}: a run must be an object, got {type(run).__name__}")
-    for name, kind in REQUIRED.items():
-        if not isinstance(run.get(name), kind):
-            raise ValueError(f"{where}: {name!r} must be of type {kind.__name__}, got {run.get(name)!r}")
-    if not isinstance(run["task"].get("name"), str):
-        raise ValueError(f"{where}: 'task' must have a name, got {run['task']!r}")
 
 
 def write_report(results: Iterable[Result], out: str | Path, baseline: str | None = None) -> Path:
@@ -136,9 +127,10 @@ def _without_nan(value: Any) -> Any:
 
 def markdown(summary: Summary) -> str:
     """The report as Markdown, its tables aligned; the same for the same runs in any order."""
-    parts = [f"# {_escape(title(summary))}", overview(summary), legend()]
+    parts = [f"# {escape_markdown(title(summary))}", escape_markdown(overview(summary)), legend()]
     for task in summary.tasks:
-        parts += [f"## {_escape(task.title)}", markdown_table(task_table(task)), *map(_escape, task_notes(task))]
+        notes = map(escape_markdown, task_notes(task))
+        parts += [f"## {escape_markdown(task.title)}", markdown_table(task_table(task)), *notes]
     return "\n\n".join(parts) + "\n"
 
 
@@ -257,7 +249,7 @@ def duration(seconds: float) -> str:
 
 def markdown_table(table: Table) -> str:
     """Aligned, the best in bold."""
-    lines = [[_escape(x) for x in line] for line in [table.header, *table.cells]]
+    lines = [[escape_markdown(x) for x in line] for line in [table.header, *table.cells]]
     for line, kind in zip(lines[1:], table.classes, strict=True):
         if kind == BEST:
             line[:2] = [f"**{x}**" for x in line[:2]]
@@ -272,7 +264,3 @@ def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
         + " | ".join(x.rjust(w) if i else x.ljust(w) for i, (x, w) in enumerate(zip(cells, widths, strict=True)))
         + " |"
     )
-
-
-def _escape(text: str) -> str:
-    return "".join("\\" + c if c in "\\|*`<" else " " if c == "\n" else c for c in text)

@@ -3,10 +3,13 @@
 import multiprocessing
 import os
 import queue
+import signal
 import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,6 +22,7 @@ from dla.lab.cell import Cell, run_cell
 from dla.lab.grid import Grid, read_grid
 from dla.lab.measure import matched
 from dla.machine import keep_freed_memory
+from dla.report import is_number, shown
 
 Result = dict[str, Any]
 HEARD = 10  # steps after which a worker reports
@@ -73,7 +77,11 @@ def sized(cell: Cell, grid: Grid, done: dict[str, Result]) -> tuple[Cell, Cell]:
     other = next(
         c for c in grid.cells if (c.label, c.task, c.seed) == (cell.match, cell.task, cell.seed) and c.match is None
     )
-    sizes = matched(cell.config(), done[other.key]["state_bytes"], cell.tasks()[0].length)
+    found = done[other.key].get("state_bytes")
+    if not is_number(found) or found < 0:
+        what = f"the result of row {other.label!r}, seed {other.seed}"
+        raise ValueError(f"{what}: 'state_bytes' must be a number >= 0, got {shown(found)}; mend or remove its line")
+    sizes = matched(cell.config(), found, cell.tasks()[0].length)
     return cell, replace(cell, model={**cell.model, **sizes})
 
 
@@ -87,20 +95,43 @@ def _run_all(
     steps: Any = context.Queue()
     pool = ProcessPoolExecutor(min(workers, len(cells)), context, _start_worker, (steps,))
     try:
-        running: dict[Future[Result], Cell] = {
-            pool.submit(_work, cell, None if folder is None else folder / asked.key): asked for asked, cell in cells
-        }
+        with _deaf_to_interrupts():
+            running: dict[Future[Result], Cell] = {
+                pool.submit(_work, cell, None if folder is None else folder / asked.key): asked for asked, cell in cells
+            }
         while running:
             finished, _ = wait(running, timeout=0.2, return_when=FIRST_COMPLETED)
             progress.hear(steps)
             for future in finished:
-                yield running.pop(future), future.result()
+                asked = running.pop(future)
+                yield asked, _result(future, asked)
     except BaseException:
         for process in list((pool._processes or {}).values()):
             process.terminate()
         pool.shutdown(wait=False, cancel_futures=True)
         raise
     pool.shutdown()
+
+
+@contextmanager
+def _deaf_to_interrupts() -> Iterator[None]:
+    """Processes that are started here never hear Ctrl-C, which is for their parent: that ends them."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _result(future: Future[Result], cell: Cell) -> Result:
+    """What a worker found; an OSError of one line if it could not."""
+    try:
+        return future.result()
+    except BrokenProcessPool as error:
+        raise OSError("a worker was ended from outside, perhaps for lack of memory; try fewer --workers") from error
+    except (RuntimeError, MemoryError) as error:
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise OSError(f"row {cell.label!r}, task {cell.task['name']!r}, seed {cell.seed}: {reason}") from error
 
 
 def _start_worker(steps: Any) -> None:

@@ -10,7 +10,9 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import Any, TypeGuard
+from typing import Any
+
+from dla.report import is_number, one_line
 
 Result = dict[str, Any]
 
@@ -192,7 +194,9 @@ def _groups(runs: list[Result]) -> dict[str, list[Result]]:
         )
         for identity, group in zip(identities, groups.values(), strict=True):
             told = ", ".join(option_text(name.split(".", 1)[-1], identity[name]) for name in varied if name in identity)
-            named[f"{label} ({told})" if varied else label] = group
+            name = one_line(f"{label} ({told})" if varied else label)
+            again = sum(other == name or other.startswith(f"{name} #") for other in named)
+            named[f"{name} #{again + 1}" if again else name] = group
     return named
 
 
@@ -329,11 +333,6 @@ def option_order(options: Mapping[str, Any]) -> list[tuple[str, bool, float, str
 def canonical(value: object) -> str:
     """The same text for the same value."""
     return json.dumps(value, sort_keys=True, ensure_ascii=False)
-
-
-def is_number(value: object) -> TypeGuard[float]:
-    """A finite one."""
-    return isinstance(value, int | float) and math.isfinite(value)
 
 
 def _mean(values: Iterable[Any]) -> float | None:

@@ -32,15 +32,16 @@ from dla.lab.statistics import (
     difference,
     estimate,
     evaluation_title,
-    is_number,
     option_order,
     status,
     task_titles,
 )
 from dla.names import check_choice, check_known
+from dla.report import escape_markdown, is_number, shown
 
 VALUES = ("accuracy", "loss")
-BLOCK = re.compile(r"(<!-- table\n(.*?)-->\n)(.*?)(<!-- end -->)", re.DOTALL)
+START, END = "<!-- table\n", "<!-- end -->"
+BLOCK = re.compile(rf"({START}(.*?)-->\n)(.*?)({END})", re.DOTALL)
 
 
 @dataclass(frozen=True)
@@ -55,6 +56,9 @@ class Asked:
     only: tuple[str, ...] = ()  # titles of columns; left out: all
     titles: tuple[str, ...] = ()  # in their place
     plot: str | None = None
+
+
+LISTS = ("rows", "figures", "only", "titles")
 
 
 @dataclass(frozen=True)
@@ -75,16 +79,33 @@ def run(
     ``skip_missing``: tables without results stay as they are.
     """
     try:
-        text = document.read_text(encoding="utf-8")
+        text = _text(document)
         filled = fill(text, results, skip_missing=skip_missing)
-    except (OSError, ValueError) as error:
+        if check:
+            same = filled == text
+            print(f"{document}: {'as the results say' if same else 'differs from the results'}")
+            return 0 if same else 1
+        return _write(text, filled, document if out is None else out, results, skip_missing)
+    except (OSError, ValueError, ImportError) as error:
         print(f"dla lab tables: {error}", file=sys.stderr)
         return 2
-    if check:
-        same = filled == text
-        print(f"{document}: {'as the results say' if same else 'differs from the results'}")
-        return 0 if same else 1
-    target = document if out is None else out
+
+
+def _text(document: Path) -> str:
+    """What the document holds; a table in it that does not end is refused, since it would take the text behind it."""
+    try:
+        text = document.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{document} is no text in UTF-8: {error}") from error
+    for part in text.split(START)[1:]:
+        if END not in part:
+            first = shown(part.splitlines()[0] if part else "")
+            raise ValueError(f"{document}: the table that begins with {first} has no {END!r}")
+    return text
+
+
+def _write(text: str, filled: str, target: Path, results: Path, skip_missing: bool) -> int:
+    """The document and the pictures of its tables."""
     target.write_text(filled, encoding="utf-8", newline="\n")
     tables = [_asked(settings) for _, settings, _, _ in BLOCK.findall(text)]
     made = [asked for asked in tables if not skip_missing or _file(asked, results).exists()]
@@ -117,6 +138,11 @@ def _asked(text: str) -> Asked:
     if "results" not in given:
         raise ValueError("a table needs results, the name of the grid it is made from")
     check_choice("value", given.get("value", "accuracy"), VALUES)
+    for name, value in given.items():
+        words = isinstance(value, list) and all(isinstance(x, str) for x in value)
+        if not (words if name in LISTS else isinstance(value, str) and value.isprintable()):
+            accepted = "a list of texts" if name in LISTS else "a text of one line"
+            raise ValueError(f"table: {name} must be {accepted}, got {shown(value)}")
     options: dict[str, Any] = {name: tuple(x) if isinstance(x, list) else x for name, x in given.items()}
     return Asked(**options)
 
@@ -138,10 +164,11 @@ def table(asked: Asked, results: Path) -> str:
         for line in lines:
             line.append(_figure(runs, places[0], line[0], name))
     lost = {line[0]: [r for r in runs if r["label"] == line[0] and status(r) != "finished"] for line in lines}
-    notes = [f"{label}: {len(found)} diverged or failed, left out." for label, found in lost.items() if found]
+    names = {label: escape_markdown(label) for label in [*lost, asked.baseline or ""]}
+    notes = [f"{names[label]}: {len(found)} diverged or failed, left out." for label, found in lost.items() if found]
     seeds = sorted({run["seed"] for run in runs})
     notes.append(f"Seeds {', '.join(map(str, seeds))}; {_count(runs)}; {asked.value}, mean ± half the 95 % interval")
-    notes[-1] += f", in brackets the paired difference to {asked.baseline}." if asked.baseline else "."
+    notes[-1] += f", in brackets the paired difference to {names[asked.baseline]}." if asked.baseline else "."
     if asked.plot is not None:
         notes.append(f"![{asked.value} of each row, a dot a seed]({asked.plot})")
     return "\n\n".join([markdown_table(Table(header, lines, [""] * len(lines))), *notes])
@@ -163,7 +190,8 @@ def draw(asked: Asked, results: Path, path: Path) -> None:
 
 
 def _chance(runs: Sequence[Result], place: Column) -> float | None:
-    return next((run.get("chance") for run in runs if canonical(run["task"]) == place.task), None)
+    found = (run.get("chance") for run in runs if canonical(run["task"]) == place.task)
+    return next((chance for chance in found if is_number(chance)), None)
 
 
 def _read(asked: Asked, results: Path) -> tuple[list[Result], list[str], list[Column]]:
@@ -193,7 +221,10 @@ def columns(runs: Sequence[Result]) -> list[Column]:
     for key, title in zip(keys, task_titles([tasks[key] for key in keys]), strict=True):
         found.append(Column(title, key, None))
         others = {
-            canonical(e["task"]): e["task"] for run in runs if canonical(run["task"]) == key for e in run["evaluations"]
+            canonical(e["task"]): e["task"]
+            for run in runs
+            if canonical(run["task"]) == key
+            for e in run.get("evaluations") or []
         }
         for other, options in others.items():
             found.append(Column(f"→ {evaluation_title(tasks[key], options)}", key, other))
@@ -223,5 +254,6 @@ def _figure(runs: Sequence[Result], place: Column, label: str, name: str) -> str
 
 
 def _count(runs: Sequence[Result]) -> str:
-    steps = sorted({run["training"]["steps"] for run in runs})
-    return f"{' or '.join(map(str, steps))} steps"
+    found = [(run.get("training") or {}).get("steps") for run in runs]
+    steps = sorted({number for number in found if is_number(number)})
+    return f"{' or '.join(map(str, steps)) or 'unknown'} steps"

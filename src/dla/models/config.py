@@ -1,22 +1,41 @@
 """What a model is made of: a backbone and a memory for each layer, and their sizes."""
 
 import difflib
+import json
 import math
 from dataclasses import fields
+from os import PathLike
+from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, ClassVar, get_args
 
+import torch
 from transformers import PreTrainedConfig
 
 from dla.names import check_choice
 from dla.ops.checks import check_rules, check_temperature
 from dla.ops.rules import MERGES, SCORES, SLOT_ORDERS, Rules
+from dla.report import is_number, shown
 
 SHARPNESSES = ("head", "token")
 BACKBONES = ("mamba2", "gated_deltanet", "deltanet", "linear", "softmax")
 MEMORIES = ("single", "log_linear", "dynamic")
 FEATURE_MAPS = ("identity", "learned")
 MOST_LAYERS = 10_000
+LARGEST = 2**31 - 1  # of any size
+LARGEST_MATRIX = 2**48  # numbers; beyond it torch cannot even count the bytes
+TOKENS = ("pad_token_id", "bos_token_id", "eos_token_id")
+# Fields of transformers' own that may be null, and what they are else.
+THEIRS: dict[str, tuple[type, ...]] = {
+    "architectures": (list, tuple),
+    **dict.fromkeys(("id2label", "label2id"), (dict,)),
+    **dict.fromkeys(("problem_type", "transformers_version"), (str,)),
+    **dict.fromkeys(("output_hidden_states", "return_dict", "is_encoder_decoder"), (bool,)),
+    "chunk_size_feed_forward": (int,),
+}
+PARTS = ("text_config", "text_encoder", "encoder", "decoder", "generator")  # of composite models, which these are not
+# What transformers raises on values that it does not expect.
+SURPRISES = (TypeError, AttributeError, KeyError, IndexError, OverflowError, RecursionError)
 UNBOUNDED_SLOTS = 30  # the width of lam where there is no capacity
 
 
@@ -37,7 +56,8 @@ class DLAConfig(PreTrainedConfig):
         allow_neg_eigval: delta steps up to 2 instead of 1.
         feature_map: "identity", or "learned": a linear map of keys and queries.
         time_step_limit: range that Mamba-2's time step is clamped to.
-        num_attention_heads, num_key_value_heads, attention_head_dim, rope_theta: of softmax layers.
+        num_attention_heads, num_key_value_heads, attention_head_dim, rope_theta: of softmax layers. Without any, the
+            first two are those of the linear layers: other tools divide by them.
         window: how many tokens softmax layers see, their own included; None for all.
         capacity, tau, merge, score, slot_order, block: of the dynamic memory, as in ``dynamic_linear_attention``.
         temperature: of the soft gate while training; None is the hard gate.
@@ -110,10 +130,23 @@ class DLAConfig(PreTrainedConfig):
         self.gate_temperature = kwargs.pop("temperature", self.gate_temperature)
         _refuse_typos(kwargs)
         self._check_types()
+        self._check_theirs()
         self._check_kinds()
         self._fill_sizes()
         self._check_sizes()
-        super().__post_init__(**kwargs)
+        try:
+            super().__post_init__(**kwargs)
+        except SURPRISES as error:
+            raise ValueError(f"transformers cannot take the configuration: {_first_line(error)}") from error
+
+    @classmethod
+    def from_pretrained(cls, name: str | PathLike[str], *args: Any, **options: Any) -> "DLAConfig":
+        """As transformers', but what is wrong with config.json is a ValueError of one line that names the file."""
+        try:
+            made: DLAConfig = super().from_pretrained(name, *args, **options)
+        except (ValueError, *SURPRISES) as error:
+            raise ValueError(f"{Path(name) / 'config.json'}: {_first_line(error)}") from error
+        return made
 
     @property
     def temperature(self) -> float | None:
@@ -160,14 +193,36 @@ class DLAConfig(PreTrainedConfig):
             accepted = (*kinds, int) if float in kinds else kinds
             if type(value) not in accepted:
                 wanted = " or ".join("None" if kind is NoneType else kind.__name__ for kind in kinds)
-                raise ValueError(f"{name} must be {wanted}, got {value!r}")
+                raise ValueError(f"{name} must be {wanted}, got {shown(value)}")
+            if type(value) is int and abs(value) > LARGEST:
+                raise ValueError(f"{name} must be at most {LARGEST}, got {shown(value)}")
         limit = self.time_step_limit
-        numbers = isinstance(limit, list | tuple) and len(limit) == 2 and all(isinstance(x, int | float) for x in limit)
-        if not numbers or not 0 <= limit[0] <= limit[1]:
-            raise ValueError(f"time_step_limit must be two numbers, the least and the most, got {limit!r}")
+        pair = isinstance(limit, list | tuple) and len(limit) == 2 and all(is_number(x) or x == math.inf for x in limit)
+        if not pair or not 0 <= limit[0] <= limit[1]:
+            raise ValueError(f"time_step_limit must be two numbers, the least and the most, got {shown(limit)}")
         for name in ("norm_eps", "rope_theta"):
             if not 0 < getattr(self, name) < float("inf"):
                 raise ValueError(f"{name} must be a number > 0, got {getattr(self, name)}")
+        if not 0 <= self.initializer_range < float("inf"):
+            raise ValueError(f"initializer_range must be a number >= 0, got {self.initializer_range}")
+        for name in TOKENS:
+            check_tokens(name, getattr(self, name), several=name == "eos_token_id")
+
+    def _check_theirs(self) -> None:
+        """Fields of transformers, which takes them as they are and fails on them later."""
+        for name, kinds in THEIRS.items():
+            value = getattr(self, name)
+            if value is not None and type(value) not in kinds:
+                wanted = " or ".join(kind.__name__ for kind in kinds)
+                raise ValueError(f"{name} must be {wanted}, got {shown(value)}")
+        for name in self.architectures or ():
+            if not isinstance(name, str):
+                raise ValueError(f"architectures must be a list of texts, got {shown(self.architectures)}")
+        named = isinstance(self.dtype, str) and isinstance(getattr(torch, self.dtype, None), torch.dtype)
+        if not (named or self.dtype is None or isinstance(self.dtype, torch.dtype)):
+            raise ValueError(
+                f'dtype must be that of a tensor, such as "float32" or "bfloat16", got {shown(self.dtype)}'
+            )
 
     def _check_kinds(self) -> None:
         check_choice("backbone", self.backbone, BACKBONES)
@@ -191,7 +246,7 @@ class DLAConfig(PreTrainedConfig):
 
     def _check_pattern(self, layers: object) -> None:
         if not isinstance(layers, list | tuple) or not layers or not all(isinstance(x, str) for x in layers):
-            raise ValueError(f'layers must be a list of "backbone" or "backbone:memory", got {layers!r}')
+            raise ValueError(f'layers must be a list of "backbone" or "backbone:memory", got {shown(layers)}')
         if self.num_hidden_layers % len(layers):
             raise ValueError(
                 f"layers has {len(layers)} entries, which must divide num_hidden_layers={self.num_hidden_layers}"
@@ -226,6 +281,9 @@ class DLAConfig(PreTrainedConfig):
             self.num_attention_heads = self.num_attention_heads or max(1, d // 64)
             self.num_key_value_heads = self.num_key_value_heads or self.num_attention_heads
             self.attention_head_dim = self.attention_head_dim or d // self.num_attention_heads
+        else:  # other tools divide by these
+            self.num_attention_heads = self.num_attention_heads or self.num_heads
+            self.num_key_value_heads = self.num_key_value_heads or self.num_key_heads
         if self.intermediate_size is None:
             self.intermediate_size = 0 if first == "mamba2" else -(-8 * d // 3 // 64) * 64
 
@@ -236,6 +294,8 @@ class DLAConfig(PreTrainedConfig):
             raise ValueError("conv_size must be 0 (no convolution) or at least 2, got 1")
         if any(memory is not None for _, memory in self.kinds()):
             self._check_linear()
+        for name in ("num_attention_heads", "num_key_value_heads"):
+            _check_count(name, getattr(self, name))
         if any(backbone == "softmax" for backbone, _ in self.kinds()):
             self._check_softmax()
         for name in ("slots", "levels", "window", "slot_rank"):
@@ -251,6 +311,19 @@ class DLAConfig(PreTrainedConfig):
         if not (math.isfinite(self.sharpness_start) and self.sharpness_start > 0):
             raise ValueError(f"sharpness_start must be a finite number > 0, got {self.sharpness_start}")
         check_temperature(self.temperature, carries_state=False)
+        self._check_matrices()
+
+    def _check_matrices(self) -> None:
+        """Refuse matrices larger than any machine's memory; the widest map of a layer has so many rows."""
+        heads = max(self.num_heads, self.num_key_heads) * max(self.head_k_dim, self.head_v_dim)
+        softmax = self.num_attention_heads * self.attention_head_dim
+        slots = self.num_heads * max(self.slot_width if self.dynamic else 0, self.level_width)
+        rows = max(self.vocab_size, self.intermediate_size or 0, heads, softmax, slots)
+        if self.hidden_size * rows > LARGEST_MATRIX or heads * self.conv_size > LARGEST_MATRIX:
+            raise ValueError(
+                f"the sizes make matrices of hidden_size={self.hidden_size} times {rows} numbers, "
+                f"where {LARGEST_MATRIX} are the most"
+            )
 
     def _check_linear(self) -> None:
         for name in ("num_heads", "num_key_heads", "head_k_dim", "head_v_dim", "norm_groups"):
@@ -262,8 +335,7 @@ class DLAConfig(PreTrainedConfig):
             raise ValueError(f"norm_groups={self.norm_groups} must divide num_heads * head_v_dim = {width}")
 
     def _check_softmax(self) -> None:
-        for name in ("num_attention_heads", "num_key_value_heads", "attention_head_dim"):
-            _check_count(name, getattr(self, name))
+        _check_count("attention_head_dim", self.attention_head_dim)
         if self.num_attention_heads % self.num_key_value_heads:
             raise ValueError(
                 f"num_key_value_heads={self.num_key_value_heads} must divide "
@@ -273,15 +345,43 @@ class DLAConfig(PreTrainedConfig):
             raise ValueError(f"attention_head_dim must be even (rotary positions), got {self.attention_head_dim}")
 
 
+def check_saved(name: str | PathLike[str]) -> None:
+    """Refuse the folder of a saved model whose config.json cannot be read, before anybody takes it for one."""
+    file = Path(name) / "config.json"
+    if not file.is_file():
+        return  # a preset, or no model, which whoever looks for it says
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{file} is not valid JSON: {_first_line(error)}") from error
+    if not isinstance(content, dict):
+        raise ValueError(f"{file} must hold a JSON object, got {type(content).__name__}")
+
+
+def check_tokens(name: str, value: object, several: bool = False) -> None:
+    """Refuse what is no token id; ``several``: a list of them will do."""
+    given = value if several and isinstance(value, list) else [value]
+    if value is not None and not all(type(x) is int and 0 <= x <= LARGEST for x in given):
+        wanted = "an integer >= 0, a list of them" if several else "an integer >= 0"
+        raise ValueError(f"{name} must be {wanted} or None, got {shown(value)}")
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
 def _check_count(name: str, value: object, least: int = 1) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise ValueError(f"{name} must be an integer >= {least}, got {value!r}")
+        raise ValueError(f"{name} must be an integer >= {least}, got {shown(value)}")
 
 
 def _refuse_typos(kwargs: dict[str, Any]) -> None:
-    """Unknown keys are other tools' business unless they look like one of ours."""
+    """Unknown keys are other tools' business unless they look like one of ours, or would take a method's place."""
     own = [*(f.name for f in fields(DLAConfig)), "temperature"]
     for name in kwargs:
+        taken = callable(getattr(DLAConfig, name, None)) or isinstance(DLAConfig.__dict__.get(name), property)
+        if taken or name in PARTS:
+            raise ValueError(f"{name} cannot be an option of DLAConfig, where the name means something else")
         near = difflib.get_close_matches(name, own, n=1, cutoff=0.85)
         if near:
             raise ValueError(f"{name} is not an option of DLAConfig; did you mean {near[0]}?")

@@ -7,7 +7,8 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from dla.models.config import DLAConfig
+from dla.models.config import LARGEST, DLAConfig
+from dla.report import is_number, shown
 
 Config = dict[str, Any]
 Options = dict[str, tuple[str, Any]]  # our name -> theirs and their default, of the type that it must have
@@ -221,15 +222,17 @@ def _read(config: Config, options: Options) -> Config:
 def _typed(config: Config, name: str, default: Any) -> Any:
     """A value of its default's type, where integers may stand for floats.
 
-    Integers must be at least 1, or 0 where that is the default.
+    Integers must be at least 1, or 0 where that is the default; floats must be finite.
     """
     value, kind = config.get(name, default), type(default)
     kinds = (int, float) if kind is float else (kind,)
     fits = isinstance(value, kinds) and (kind is bool or not isinstance(value, bool))
-    if not fits:
-        raise ValueError(f"{name} must be of type {kind.__name__}, got {value!r}")
+    if not fits or (kind is float and not is_number(value)):
+        raise ValueError(f"{name} must be of type {kind.__name__}, got {shown(value)}")
     if kind is int and value < bool(default):
-        raise ValueError(f"{name} must be at least {int(bool(default))}, got {value}")
+        raise ValueError(f"{name} must be at least {int(bool(default))}, got {shown(value)}")
+    if kind is int and value > LARGEST:
+        raise ValueError(f"{name} must be at most {LARGEST}, got {shown(value)}")
     return value
 
 
@@ -240,8 +243,9 @@ def _count(config: Config, name: str) -> int | None:
 
 def _limits(config: Config, name: str) -> list[float]:
     value = config.get(name, NO_LIMIT)
-    if not isinstance(value, list | tuple) or len(value) != 2 or not all(isinstance(x, int | float) for x in value):
-        raise ValueError(f"{name} must be two numbers, got {value!r}")
+    pair = isinstance(value, list | tuple) and len(value) == 2 and all(is_number(x) or x == math.inf for x in value)
+    if not pair:
+        raise ValueError(f"{name} must be two numbers, got {shown(value)}")
     return [float(x) for x in value]
 
 
@@ -260,7 +264,7 @@ def _check_activation(config: Config, usual: str) -> None:
 
 
 def _refuse(name: str, value: object, supported: str) -> None:
-    raise ValueError(f"{name}={value!r} is not supported: {supported}")
+    raise ValueError(f"{name}={shown(value)} is not supported: {supported}")
 
 
 def _written(config: DLAConfig, options: Options) -> Config:

@@ -16,11 +16,11 @@ from transformers.utils import logging as transformers_logging
 from dla.machine import ensure_half_precision
 from dla.models.cache import DLACache, check_cache
 from dla.models.causal_lm import DLAForCausalLM
-from dla.models.config import DLAConfig
+from dla.models.config import DLAConfig, check_saved, check_tokens
 from dla.models.info import kv_cache_bytes
 from dla.models.presets import find_config
 from dla.ops.state import DynamicState
-from dla.text import ByteTokenizer, decoder, load_tokenizer
+from dla.text import ByteTokenizer, decoder, model_tokenizer
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -206,10 +206,8 @@ def run(**asked: Any) -> int:
     try:
         made = _Run(Options(**asked))
     except (ValueError, OSError, RuntimeError) as error:
-        print(f"dla generate: {error}", file=sys.stderr)
+        print(f"dla generate: {' '.join(str(error).split())}", file=sys.stderr)
         return 2
-    except KeyboardInterrupt:
-        return 130
     return made.go()
 
 
@@ -225,11 +223,28 @@ def load_model(options: Options) -> tuple[DLAForCausalLM, bool]:
             torch.manual_seed(0)  # not --seed: a saved context is of use with the same weights only
             model = DLAForCausalLM(find_config(options.model, options.memory)).to(dtype)
     else:
-        with _progress_for_people():
-            model = DLAForCausalLM.from_pretrained(options.model, dtype=dtype)
+        model = _saved_model(options.model, dtype)
     if options.tau is not None or options.capacity is not None:
         model.set_memory(tau=options.tau, capacity=options.capacity)
     return model.to(device).eval(), random
+
+
+def _saved_model(folder: str, dtype: torch.dtype) -> DLAForCausalLM:
+    """The model of a folder; whatever is wrong with its files is a ValueError or an OSError of one line."""
+    check_saved(folder)
+    try:
+        with _progress_for_people():
+            model: DLAForCausalLM = DLAForCausalLM.from_pretrained(folder, dtype=dtype)
+    except Exception as error:  # transformers trusts the files beside the weights, and fails on them in many ways
+        if isinstance(error, ValueError | OSError) and folder in str(error):
+            raise
+        reason = "the weights have other shapes than config.json says"
+        if "ignore_mismatched_sizes" not in str(error):
+            reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
+        raise ValueError(f"{folder} cannot be loaded: {reason}") from error
+    settings = Path(folder) / "generation_config.json"
+    check_tokens(f"{settings}: eos_token_id", model.generation_config.eos_token_id, several=True)
+    return model
 
 
 @contextmanager
@@ -276,12 +291,6 @@ def encode_prompt(options: Options, tokenizer: Any) -> Tensor:
     return torch.tensor([ids])
 
 
-def _tokenizer_name(options: Options) -> str | None:
-    if options.tokenizer is not None:
-        return options.tokenizer
-    return options.model if Path(options.model).is_dir() else None
-
-
 class _Run:
     """One run, which may be interrupted at any point."""
 
@@ -289,8 +298,9 @@ class _Run:
         """Load what is needed, and refuse what cannot be done."""
         self.options = options
         self.sampling = Sampling(options.temperature, options.top_p, options.top_k, options.seed)
+        check_saved(options.model)
         vocab_size = find_config(options.model, options.memory).vocab_size
-        self.tokenizer = load_tokenizer(_tokenizer_name(options), vocab_size)
+        self.tokenizer = model_tokenizer(options.model, options.tokenizer, vocab_size)
         self.prompt = encode_prompt(options, self.tokenizer)
         self.model, random = load_model(options)
         self.cache = load_cache(options, self.model)

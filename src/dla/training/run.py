@@ -168,7 +168,7 @@ class Run:
                 if not stop:
                     self._between(micros)
             batches.close()
-            return self._stopped(stop) if stop else self._finished()
+            return self._stopped(stop, asked.signal) if stop else self._finished()
 
     def _tell(self, outcome: Outcome, seconds: float, waited: float) -> None:
         record = {name: value for name, value in asdict(outcome).items() if name != "signals"}
@@ -228,10 +228,12 @@ class Run:
         self.world.barrier()
         return self.step in self.checkpoints.steps()
 
-    def _stopped(self, why: str) -> int:
+    def _stopped(self, why: str, heard: int | None) -> int:
         saved = self._save_now()
         self.monitor.note(f"stopped by {why} after step {self.step}; the same command goes on from there")
-        return 0 if saved and why == "a signal" else 1
+        if not saved or why != "a signal":
+            return 1
+        return 130 if heard == signal.SIGINT else 0  # SIGTERM is how schedulers ask for the machine
 
     def _finished(self) -> int:
         self._evaluate()
@@ -272,6 +274,10 @@ def identity(recipe: Recipe, config: DLAConfig, corpus: Corpus) -> dict[str, Any
     }
 
 
+# what models without softmax layers had in checkpoints of version 0.1.0
+ONCE_ZERO = ("model.num_attention_heads", "model.num_key_value_heads")
+
+
 def compare(there: dict[str, Any], here: dict[str, Any], folder: Path) -> None:
     """Refuse a checkpoint of something else."""
     for what, wanted in here.items():
@@ -281,7 +287,7 @@ def compare(there: dict[str, Any], here: dict[str, Any], folder: Path) -> None:
         else:
             pairs = [(what, wanted, found)]
         for field, mine, theirs in pairs:  # one that was not there is as one that is None
-            if mine != theirs:
+            if mine != theirs and not (field in ONCE_ZERO and theirs == 0):
                 raise ValueError(
                     f"{folder} holds checkpoints with {field}={shown(theirs)}, and this recipe has {mine!r}; "
                     "choose another run folder"

@@ -9,6 +9,10 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from dla.lab.kinds import check_kinds
+from dla.report import shown
+
+LARGEST = 2**31 - 1  # of any size
 NO_TARGET = -100  # what cross_entropy ignores by default
 
 Ints = npt.NDArray[np.int64]
@@ -37,7 +41,10 @@ class Task(ABC):
             value = getattr(self, field.name)
             sized = field.type is int or (field.type == int | None and value is not None)
             if sized and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
-                raise ValueError(f"{field.name} must be a whole number of at least 1, got {value!r}")
+                raise ValueError(f"{field.name} must be a whole number of at least 1, got {shown(value)}")
+            if sized and value > LARGEST:
+                raise ValueError(f"{field.name} must be at most {LARGEST}, got {shown(value)}")
+        check_kinds(self)
         self._check()
 
     @property

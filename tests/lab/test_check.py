@@ -1,0 +1,127 @@
+"""Results files with odd lines: the report is made, or one line says which field of which line is wrong."""
+
+import copy
+import json
+import math
+
+import pytest
+
+from dla.lab import report
+from dla.lab.check import check_run
+from tests.lab.test_report import result, seeds
+
+GOOD = [
+    *seeds("DLA", [0.9, 0.8], memory={"W": 5.1}, skipping={"read_at_0.1": 2.0}),
+    *seeds("as large", [0.7, 0.6], match="DLA", control={"name": "probe"}),
+]
+
+WRONG = {
+    "a text as curve": ({"curve": "up"}, "'curve' must be of type list, got 'up'"),
+    "numbers as curve": ({"curve": [1, 2, 3]}, "'curve' must be a list of [step, loss, accuracy], got 1"),
+    "texts in a curve": ({"curve": [[1, "low", 0.5]]}, "'curve' must be a list of"),
+    "short points": ({"curve": [[1, 2.0]]}, "'curve' must be a list of"),
+    "long points": ({"curve": [[1, 2.0, 0.5, 7]]}, "'curve' must be a list of"),
+    "deeper points": ({"curve": [[[1, 2.0, 0.5]]]}, "'curve' must be a list of"),
+    "points as objects": ({"curve": [{"step": 1}]}, "'curve' must be a list of"),
+    "a step that is none": ({"curve": [[math.nan, 2.0, 0.5]]}, "'curve' must be a list of"),
+    "a step before the first": ({"curve": [[-1, 2.0, 0.5]]}, "'curve' must be a list of"),
+    "a text as accuracy": ({"accuracy": "high"}, "'accuracy' must be a number from 0 to 1, or null, got 'high'"),
+    "percent as accuracy": ({"accuracy": 98.0}, "'accuracy' must be a number from 0 to 1"),
+    "true as accuracy": ({"accuracy": True}, "'accuracy' must be a number"),
+    "a list as loss": ({"loss": [1.0]}, "'loss' must be a number"),
+    "a loss beyond floats": ({"loss": 10**400}, "'loss' must be a number"),
+    "a loss whose square is": ({"loss": 1e308}, "'loss' must be a number"),
+    "negative bytes": ({"state_bytes": -1}, "'state_bytes' must be a number from 0"),
+    "text as seconds": ({"seconds": "60"}, "'seconds' must be a number"),
+    "chance as text": ({"chance": "1/64"}, "'chance' must be a number"),
+    "a seed as text": ({"seed": "0"}, "'seed' must be of type int, got '0'"),
+    "a seed that is true": ({"seed": True}, "'seed' must be of type int, got True"),
+    "a label as list": ({"label": ["a"]}, "'label' must be of type str"),
+    "half a character": ({"label": "\ud800"}, "text must be Unicode"),
+    "a task as text": ({"task": "recall"}, "'task' must be of type dict"),
+    "a task without a name": ({"task": {"length": 5}}, "'task' must have a name"),
+    "a length as text": ({"task": {"name": "recall", "length": "96"}}, "'task.length' must be a whole number"),
+    "no length": ({"task": {"name": "recall", "length": 0}}, "'task.length' must be a whole number"),
+    "a model as list": ({"model": [1]}, "'model' must be of type dict"),
+    "training as text": ({"training": "x"}, "'training' must be of type dict"),
+    "versions as list": ({"versions": ["0.1"]}, "'versions' must be of type dict"),
+    "a memory as number": ({"memory": 3}, "'memory' must be of type dict"),
+    "text in the memory": ({"memory": {"W": "many"}}, "'memory.W' must be a number or null, got 'many'"),
+    "lists in skipping": ({"skipping": {"read": [1]}}, "'skipping.read' must be a number or null"),
+    "evaluations as object": ({"evaluations": {"a": 1}}, "'evaluations' must be of type list"),
+    "numbers as evaluations": ({"evaluations": [3]}, "'evaluations' must be a list of an object with a task"),
+    "an evaluation without a task": ({"evaluations": [{"accuracy": 1}]}, "'evaluations' must be a list of"),
+    "text in an evaluation": (
+        {"evaluations": [{"task": {"length": 9}, "accuracy": "x"}]},
+        "evaluations, 1: 'accuracy' must be a number",
+    ),
+    "a length of an evaluation": (
+        {"evaluations": [{"task": {"length": -9}, "accuracy": 0.5}]},
+        "'evaluations, 1: task.length' must be",
+    ),
+    "a control without a name": ({"control": {"k": 1}}, "'control' must be a table with a name"),
+    "a match as number": ({"match": 5}, "'match' must be of type str"),
+    "an error as list": ({"error": []}, "'error' must be of type str"),
+    "diverged as text": ({"diverged": "no"}, "'diverged' must be of type bool"),
+    "values nested deep": ({"model": {"a": json.loads("[" * 400 + "]" * 400)}}, "values may be nested 32 deep"),
+}
+
+
+def write(path, runs):
+    path.write_text("".join(json.dumps(run) + "\n" for run in runs))
+    return path
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+def test_odd_lines_are_refused_by_line_and_field(wrong, tmp_path, capsys):
+    change, said = WRONG[wrong]
+    runs = [*GOOD, {**result("odd"), **change}]
+    file = write(tmp_path / "results.jsonl", runs)
+    assert report.run(file) == 2
+    printed = capsys.readouterr()
+    assert printed.err.startswith(f"dla lab report: {file}, line 5: ") and said in printed.err
+    assert len(printed.err.splitlines()) == 1 and not printed.out
+    assert not (tmp_path / "report.md").exists()
+
+
+@pytest.mark.parametrize("name", sorted(set(GOOD[0]) - {"key", "label", "task", "seed"}))
+@pytest.mark.parametrize("how", ["left out", "null"])
+def test_what_a_run_does_not_have_may_be_missing(name, how, tmp_path, capsys):
+    runs = copy.deepcopy(GOOD)
+    for run in runs[::2]:
+        if how == "null":
+            run[name] = None
+        else:
+            run.pop(name, None)
+    assert report.run(write(tmp_path / "results.jsonl", runs), as_json=True) == 0
+    json.loads(capsys.readouterr().out)
+
+
+@pytest.mark.parametrize("figure", [math.nan, math.inf, -math.inf])
+def test_figures_that_are_no_numbers_are_not_there(figure, tmp_path, capsys):
+    odd = {"accuracy": figure, "loss": figure, "state_bytes": figure, "curve": [[1, figure, figure], [2, 1.0, 0.5]]}
+    file = write(tmp_path / "results.jsonl", [*GOOD, result("odd", **odd), result("other", memory={"W": figure})])
+    assert report.run(file) == 0
+    assert "odd: 1 failed of 1 run" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("line", ["[" * 100_000, '{"a":' * 100_000, '{"key": "x", "curve": ' + "[" * 100_000])
+def test_lines_nested_deeper_than_anybody_reads(line, tmp_path, capsys):
+    file = tmp_path / "results.jsonl"
+    file.write_text(line + "\n")
+    assert report.run(file) == 2
+    assert capsys.readouterr().err == f"dla lab report: {file} holds no finished run\n"
+    file.write_text(line + "\n" + "".join(json.dumps(run) + "\n" for run in GOOD))
+    assert report.run(file) == 0
+    assert "line 1: a run cut short, left out" in capsys.readouterr().err
+
+
+def test_a_folder_that_cannot_be_made_is_one_line(tmp_path, capsys):
+    file = write(tmp_path / "results.jsonl", GOOD)
+    assert report.run(file, out=file / "below") == 2
+    assert len(capsys.readouterr().err.splitlines()) == 1
+
+
+def test_results_of_the_lab_are_right():
+    for run in GOOD:
+        check_run(run, "here")
