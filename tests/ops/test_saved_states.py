@@ -51,9 +51,9 @@ def test_without_a_capacity_is_the_same_class() -> None:
 
 def test_a_newer_format_is_refused(tmp_path: Path) -> None:
     state = load_state(SAVED / "dynamic.safetensors")
-    assert state.label()["format"] == "2"
-    save_file(state.tensors(), tmp_path / "new.safetensors", metadata={**state.label(), "format": "3"})
-    with pytest.raises(ValueError, match="format 3 needs a newer version"):
+    assert state.label()["format"] == "3"
+    save_file(state.tensors(), tmp_path / "new.safetensors", metadata={**state.label(), "format": "4"})
+    with pytest.raises(ValueError, match="format 4 needs a newer version"):
         load_state(tmp_path / "new.safetensors")
 
 

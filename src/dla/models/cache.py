@@ -5,7 +5,6 @@ from os import PathLike
 from typing import Any, NoReturn, Self
 
 import torch
-from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin
@@ -13,7 +12,7 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 from dla.layers.attention import KVState
 from dla.models.config import DLAConfig
 from dla.ops.state import DynamicState, LinearState, LogLinearState, State
-from dla.ops.state.base import FLOATS, expect
+from dla.ops.state.base import FLOATS, expect, read_tensors, refusals
 
 STATES = {"single": LinearState, "log_linear": LogLinearState, "dynamic": DynamicState, None: KVState}
 FORMAT = "dla-context-1"
@@ -46,8 +45,9 @@ class LayerCache(CacheLayerMixin):
 
     @property
     def batch_size(self) -> int:
-        found = next(iter(self.tensors().values()), None)
-        return -1 if found is None else found.shape[0]
+        if self.state is not None:
+            return self.state.batch
+        return -1 if self.tail is None else self.tail.shape[0]
 
     def select(self, indices: Tensor) -> "LayerCache":
         """The sequences at ``indices``."""
@@ -161,38 +161,50 @@ class DLACache(Cache):
     @classmethod
     def load(cls, path: str | PathLike[str], device: str = "cpu") -> "DLACache":
         """Read a snapshot that ``save`` wrote."""
-        try:
-            with safe_open(path, framework="pt", device=device) as file:
-                metadata = file.metadata() or {}
-                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
+        with refusals(path, "context"):
+            metadata, tensors = read_tensors(path, device)
             if metadata.get("format") != FORMAT:
                 raise ValueError(f"the format is {metadata.get('format')!r}, not {FORMAT!r}")
             return cls._restore(metadata, tensors)
-        except (SafetensorError, ValueError, KeyError, TypeError, RecursionError) as error:
-            raise ValueError(f"path is not a saved context, or it is damaged: {path} ({error})") from error
 
     @classmethod
     def _restore(cls, metadata: dict[str, str], tensors: dict[str, Tensor]) -> "DLACache":
-        labels, seen = json.loads(metadata["layers"]), int(metadata["seen"])
-        if seen < 0:
-            raise ValueError(f"seen must be a number of tokens, got {seen}")
-        cache = cls(len(labels))
+        labels = json.loads(metadata.get("layers", "null"))
+        if not isinstance(labels, list):
+            raise ValueError(f"layers must be a list of labels, got {type(labels).__name__}")
+        cache, left = cls(len(labels)), dict(tensors)
         for i, (layer, label) in enumerate(zip(cache.layers, labels, strict=True)):
-            own = {name.removeprefix(f"{i}."): x for name, x in tensors.items() if name.startswith(f"{i}.")}
+            own = {name.removeprefix(f"{i}."): left.pop(name) for name in tensors if name.startswith(f"{i}.")}
             layer.tail = own.pop("tail", None)
             if layer.tail is not None:
                 expect(f"{i}.tail", layer.tail, (-1, -1, -1), *FLOATS, torch.bfloat16, torch.float16)
             if label is not None:
                 layer.state = State.restore(label, {name.removeprefix("state."): x for name, x in own.items()})
-        batches = {x.shape[0] for layer in cache.layers for x in layer.tensors().values()}
-        if len(batches) > 1:
-            raise ValueError(f"all layers must hold as many sequences, got {sorted(batches)}")
-        cache.advance(seen)
+            elif own:
+                raise ValueError(f"layer {i} has no state, yet there are {', '.join(sorted(own))} of it")
+        if left:
+            raise ValueError(f"there are {len(labels)} layers, and tensors of none of them: {', '.join(sorted(left))}")
+        cache.advance(_seen(metadata.get("seen", ""), cache.layers))
         return cache
 
     def __repr__(self) -> str:
         seen, size = self.get_seq_length(), self.nbytes
         return f"DLACache({len(self.layers)} layers, {seen} tokens, {size:,} bytes)"
+
+
+def _seen(text: str, layers: list[LayerCache]) -> int:
+    """How many tokens a saved context has seen, if all its layers have seen the same ones."""
+    batches = {layer.state.batch for layer in layers if layer.state is not None}
+    batches |= {layer.tail.shape[0] for layer in layers if layer.tail is not None}
+    if len(batches) > 1:
+        raise ValueError(f"all layers must hold as many sequences, got {sorted(batches)}")
+    lengths = [layer.state.length for layer in layers if layer.state is not None]
+    if any(not length.equal(lengths[0]) for length in lengths):
+        raise ValueError("length must be the same in all layers")
+    longest = int(lengths[0].max()) if lengths and lengths[0].numel() else 0
+    if not text.isdecimal() or not longest <= int(text) < 2**48:
+        raise ValueError(f"seen must be a number of tokens, {longest} at least, got {text!r}")
+    return int(text)
 
 
 def check_cache(cache: object, config: DLAConfig, batch: int) -> None:
@@ -206,14 +218,34 @@ def check_cache(cache: object, config: DLAConfig, batch: int) -> None:
     if cache.batch_size not in (-1, batch):
         raise ValueError(f"past_key_values holds {cache.batch_size} sequences, the batch has {batch}")
     for i, ((backbone, memory), layer) in enumerate(zip(config.kinds(), cache.layers, strict=True)):
-        if layer.state is None:
-            continue
-        _, heads, dk, dv = layer.state.shape
-        sizes = (config.num_heads, config.head_k_dim, config.head_v_dim)
-        if memory is None:
-            sizes = (config.num_key_value_heads, dk, config.attention_head_dim)  # dk is the number of tokens there
-        if not isinstance(layer.state, STATES[memory]) or (heads, dk, dv) != sizes:
-            kind = f"{backbone} (memory {memory}) with {sizes[0]} heads of {sizes[1]} x {sizes[2]}"
-            raise ValueError(f"past_key_values is of another model: layer {i} is {kind}, and got {layer.state!r}")
-        if isinstance(layer.state, DynamicState):
-            layer.state.resized(config.capacity)  # refuses, before any layer has moved on
+        if wrong := _misfit(layer, backbone, memory, config, batch):
+            raise ValueError(f"past_key_values is of another model: layer {i} {wrong}")
+
+
+def _misfit(layer: LayerCache, backbone: str, memory: str | None, config: DLAConfig, batch: int) -> str | None:
+    """What keeps a model's layer from going on from here, before any layer has moved on; None if nothing does."""
+    state = layer.state
+    if state is None:
+        return None if layer.tail is None else _misfit_tail(layer.tail, memory, config, batch)
+    sizes = (config.num_heads, config.head_k_dim, config.head_v_dim)
+    if memory is None:
+        sizes = (config.num_key_value_heads, config.attention_head_dim, config.attention_head_dim)
+    if not isinstance(state, STATES[memory]) or state.shape != (batch, *sizes):
+        kind = f"{backbone} (memory {memory}) with {sizes[0]} heads of {sizes[1]} x {sizes[2]}"
+        return f"is {kind}, and got {state!r}"
+    if isinstance(state, KVState) and state.window != config.window:
+        return f"has window={config.window}, and got a state of window={state.window}"
+    if isinstance(state, DynamicState):
+        if state.routed != config.routed:
+            words = {True: "with", False: "without"}
+            return f"is {words[config.routed]} routed reads, and got a state {words[state.routed]} routed reads"
+        state.resized(config.capacity)  # refuses
+    return _misfit_tail(layer.tail, memory, config, batch)
+
+
+def _misfit_tail(tail: Tensor | None, memory: str | None, config: DLAConfig, batch: int) -> str | None:
+    wanted, found = None, None if tail is None else list(tail.shape)
+    if memory is not None and config.conv_size:
+        channels = 2 * config.num_key_heads * config.head_k_dim + config.num_heads * config.head_v_dim
+        wanted = [batch, config.conv_size - 1, channels]
+    return None if found == wanted else f"needs the last inputs of its convolution, {wanted}, and got {found}"

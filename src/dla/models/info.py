@@ -4,10 +4,10 @@
 
 **Bytes** are those of one sequence's cache after T tokens: for every linear layer ``rows`` matrices of dk x dv a head
 in float32, with one row for the single state, ``bit_length(T)`` for the Fenwick levels (all rows are held, though at a
-given T only some may be live) and ``capacity`` for the dynamic memory (held from the start); the dynamic memory's
-order, counts and scores; the last inputs of the convolution in the model's dtype. The KV cache to compare with is that
-of softmax attention of the same width and depth without grouped keys, in bfloat16: 2 * layers * hidden * 2 bytes for
-each token.
+given T only some may be live) and ``capacity`` for the dynamic memory, which is the most it can hold: a state of few
+tokens is held as these, and takes less; the dynamic memory's indices, counts and scores; the last inputs of the
+convolution in the model's dtype. The KV cache to compare with is that of softmax attention of the same width and depth
+without grouped keys, in bfloat16: 2 * layers * hidden * 2 bytes for each token.
 
 **FLOPs** are those of the forward pass for one token, a multiplication and an addition counting as two; work of the
 size of a vector (norms, gates, slot weights times outputs, routing) is left out.
@@ -171,7 +171,7 @@ def _part(name: str) -> str:
 
 
 def cache_bytes(config: DLAConfig, context: int, dtype: torch.dtype = torch.bfloat16) -> dict[str, int]:
-    """What the cache of one sequence holds after ``context`` tokens, in bytes."""
+    """What the cache of one sequence holds after ``context`` tokens, in bytes; of the dynamic memory, the most."""
     found = dict.fromkeys(("states_per_head", "states", "bookkeeping", "convolutions", "keys_and_values"), 0)
     for _, memory in config.kinds():
         if memory is None:
@@ -297,7 +297,8 @@ def render(figures: dict[str, Any]) -> str:
             "",
             _section(figures, "parameters", "parameters"),
             "",
-            f"The memory of one sequence of {T} tokens: states in float32, the rest as the model, in {dtype}.",
+            f"The memory of one sequence of {T} tokens: states in float32, the rest as the model, in {dtype}. "
+            "The dynamic memory holds short states as their tokens, so that this is the most it can take.",
             "",
             _section(figures, "cache_bytes", "bytes"),
             "",

@@ -1,7 +1,9 @@
 """A state as a value: copies, selections, batches, files."""
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from os import PathLike
 from typing import Any, ClassVar, Self
 
@@ -11,8 +13,10 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-FORMAT = 2  # of saved states; files of format 1 had no such entry
+FORMAT = 3  # of saved states; files of format 1 had no such entry
 FLOATS = (torch.float32, torch.float64)
+MOST_EMPTY = 2**28  # numbers of an empty tensor of a file, were its sizes of 0 sizes of 1: nothing else bounds these
+LONGEST = 300  # characters of what is said about a damaged file: much of it may be the file's own content
 OLD_KINDS = {"TokenState": "DynamicState"}  # names of kinds in files of format 1
 
 
@@ -106,7 +110,11 @@ class State:
         first = states[0]
         if any(s._kind() != first._kind() for s in states):
             raise ValueError("cat takes states of one kind, shape and settings, got " + ", ".join(map(repr, states)))
-        joined = {}
+        return cls._joined(states)
+
+    @classmethod
+    def _joined(cls, states: "Sequence[Self]") -> Self:
+        first, joined = states[0], {}
         for name in first.tensors():
             parts = [s.tensors()[name] for s in states]
             if name in first.growing:
@@ -141,7 +149,7 @@ class State:
         if not isinstance(label, Mapping) or not all(isinstance(label.get(x), str) for x in ("kind", "settings")):
             raise ValueError("a state's label has a kind and settings, both strings")
         version = label.get("format", "1")
-        if version not in ("1", str(FORMAT)):
+        if version not in map(str, range(1, FORMAT + 1)):
             raise ValueError(f"a state of format {version} needs a newer version; this one reads up to {FORMAT}")
         kind = State.kinds.get(OLD_KINDS.get(label["kind"], label["kind"]))
         if kind is None:
@@ -151,6 +159,8 @@ class State:
             raise ValueError(f"settings of a {kind.__name__} are {list(kind.setting_names)}, got {settings!r}")
         state = kind.from_tensors(tensors, settings)
         state.check()
+        if min(state.shape[1:]) < 1:
+            raise ValueError(f"heads, dk and dv must be 1 at least, got {list(state.shape[1:])}")
         return state
 
     def save(self, path: str | PathLike[str]) -> None:
@@ -172,13 +182,35 @@ class State:
 
 def load_state(path: str | PathLike[str], device: str = "cpu") -> State:
     """Read a state that ``State.save`` wrote."""
+    with refusals(path, "state"):
+        return State.restore(*read_tensors(path, device))
+
+
+@contextmanager
+def refusals(path: str | PathLike[str], what: str) -> Iterator[None]:
+    """Make whatever is wrong with a file one line that names it. A file that is not there is a FileNotFoundError."""
     try:
-        with safe_open(path, framework="pt", device=device) as file:
-            metadata = file.metadata() or {}
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (a method, not a dict)
-        return State.restore(metadata, tensors)
-    except (SafetensorError, ValueError, RecursionError) as error:
-        raise ValueError(f"path is not a saved state, or it is damaged: {path} ({error})") from error
+        yield
+    except FileNotFoundError:
+        raise
+    except (SafetensorError, ValueError, OSError, RuntimeError) as error:  # RuntimeError: torch's, and deep nesting
+        reason = " ".join(str(error).split()) or type(error).__name__
+        reason = reason if len(reason) <= LONGEST else f"{reason[:LONGEST]}…"
+        raise ValueError(f"path is not a saved {what}, or it is damaged: {path} ({reason})") from error
+
+
+def read_tensors(path: str | PathLike[str], device: str) -> tuple[dict[str, str], dict[str, Tensor]]:
+    """Metadata and tensors of a safetensors file.
+
+    A tensor with a size of 0 takes no bytes of the file however large its other sizes are, so these are bounded here.
+    """
+    with safe_open(path, framework="pt", device=device) as file:
+        names: list[str] = file.keys()
+        for name in names:
+            shape = file.get_slice(name).get_shape()
+            if 0 in shape and math.prod(max(n, 1) for n in shape) > MOST_EMPTY:
+                raise ValueError(f"{name} must have sizes that a memory can have, got {shape}")
+        return file.metadata() or {}, {name: file.get_tensor(name) for name in names}
 
 
 def expect(name: str, x: Tensor, shape: tuple[int, ...], *dtypes: torch.dtype) -> None:

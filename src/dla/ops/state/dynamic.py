@@ -1,7 +1,7 @@
 """The dynamic memory's state, as a value.
 
-How its states are held is the business of ``rows.py`` (a matrix each, with a capacity) and ``tokens.py`` (as their
-tokens, without one). Both know the same operations, which the stages use as ``state.held``:
+How its states are held is the business of ``spans.py`` (as matrices and loose tokens, with a capacity) and of
+``tokens.py`` (as tokens, without one). Both know the same operations, which the stages use as ``state.held``:
 
     current()                    the newest state [N, H, dk, dv], zero where there is none
     move(k, g, beta)             the transition of every state, in place: k [N, H, dk], g, beta [N, H]
@@ -12,13 +12,15 @@ tokens, without one). Both know the same operations, which the stages use as ``s
     carried(place, rows)         matrices and key sums [N, H, rows, ...], state i in row place[n, h, i]
 """
 
+from collections.abc import Sequence
 from typing import Any, Self
 
 import torch
 from torch import Tensor
 
-from dla.ops.state.base import State, widen
-from dla.ops.state.rows import Rows
+from dla.ops.state.base import State
+from dla.ops.state.old_files import is_old, read_old
+from dla.ops.state.spans import Spans
 from dla.ops.state.tokens import Tokens
 
 
@@ -27,7 +29,7 @@ class DynamicState(State):
 
     setting_names = ("capacity",)
 
-    def __init__(self, held: Rows | Tokens, capacity: int | None) -> None:
+    def __init__(self, held: Spans | Tokens, capacity: int | None) -> None:
         self.held, self.capacity = held, capacity
 
     # --- making one
@@ -45,39 +47,52 @@ class DynamicState(State):
         device: torch.device | str,
         tokens: int = 0,
     ) -> Self:
-        """Of sequences that have seen nothing, with room for ``tokens`` where these are held."""
+        """Of sequences that have seen nothing, with room for what ``tokens`` take at most."""
         if capacity is None:
             return cls(Tokens.empty(N, H, dk, dv, tokens, routed, dtype, device), None)
-        return cls(Rows.empty(N, H, dk, dv, capacity, routed, dtype, device), capacity)
+        return cls(Spans.empty(N, H, dk, dv, capacity, routed, dtype, device, min(tokens, capacity)), capacity)
 
     @classmethod
     def of_matrices(
         cls, matrices: Tensor, count: Tensor, info: Tensor, key_sums: Tensor | None, length: Tensor, capacity: int
     ) -> Self:
         """Of states that stand oldest first: matrices [N, H, K, dk, dv]; count, info, key_sums [N, H, K, ...]."""
-        order = torch.arange(capacity, device=length.device).expand(*matrices.shape[:2], capacity).contiguous()
-        matrices, count, info = (widen(x, capacity) for x in (matrices, count, info))
-        key_sums = None if key_sums is None else widen(key_sums, capacity)
-        return cls(Rows(matrices, order, (count > 0).sum(-1), count, info, key_sums, length), capacity)
+        return cls(Spans.of_matrices(matrices, count, info, key_sums, length, capacity), capacity)
 
     @classmethod
     def from_tensors(cls, tensors: dict[str, Tensor], settings: dict[str, Any]) -> Self:
-        kind = Tokens if settings["capacity"] is None else Rows
-        return cls(kind.from_tensors(tensors), settings["capacity"])
+        if settings["capacity"] is None:
+            return cls(Tokens.from_tensors(tensors), None)
+        return cls(read_old(tensors) if is_old(tensors) else Spans.from_tensors(tensors), settings["capacity"])
 
     def check(self) -> None:
         if self.capacity is not None and (type(self.capacity) is not int or self.capacity < 2):
             raise ValueError(f"capacity must be an integer >= 2 or None, got {self.capacity!r}")
         self.held.check()
-        if isinstance(self.held, Rows) and self.held.matrices.shape[2] != self.capacity:
-            raise ValueError(
-                f"capacity must be {self.held.matrices.shape[2]}, the rows of matrices, got {self.capacity}"
-            )
+        if isinstance(self.held, Spans) and self.held.count.shape[2] != self.capacity:
+            raise ValueError(f"capacity must be {self.held.count.shape[2]}, as count has it, got {self.capacity}")
 
     def tensors(self) -> dict[str, Tensor]:
         return {name: x for name, x in vars(self.held).items() if x is not None}
 
+    def select(self, batch_indices: Tensor | Sequence[int]) -> Self:
+        if isinstance(self.held, Tokens):
+            return super().select(batch_indices)
+        index = torch.as_tensor(batch_indices, dtype=torch.int64, device=self.device)
+        return type(self)(self.held.selected(index), self.capacity)
+
+    @classmethod
+    def _joined(cls, states: "Sequence[Self]") -> Self:
+        if isinstance(states[0].held, Tokens):
+            return super()._joined(states)
+        return cls(Spans.joined([s.held for s in states if isinstance(s.held, Spans)]), states[0].capacity)
+
     # --- what it holds
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of all arithmetic; what is stored may be narrower."""
+        return self.held.dtype
 
     @property
     def growing(self) -> tuple[str, ...]:  # type: ignore[override]
@@ -130,13 +145,9 @@ class DynamicState(State):
 
     def current_only(self, capacity: int) -> "DynamicState":
         """A state of this capacity with the current state alone: all that scores look at."""
-        fresh = DynamicState.empty(*self.shape, capacity, False, self.dtype, self.device)
-        assert isinstance(fresh.held, Rows)
-        fresh.held.matrices[:, :, 0] = self.held.current()
-        fresh.held.size[:] = self.size.clamp_max(1)
-        fresh.held.count[:, :, 0] = fresh.held.size
-        fresh.held.length[:] = self.length
-        return fresh
+        count = self.size.clamp_max(1)[..., None]
+        current = self.held.current()[:, :, None]
+        return DynamicState.of_matrices(current, count, count.double(), None, self.length.clone(), capacity)
 
     def past_tokens(self) -> dict[str, Tensor]:
         """Without a capacity: keys, values, boundary, info and, if routed, raw_keys [N, H, L, ...]."""

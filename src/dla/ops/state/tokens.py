@@ -77,6 +77,10 @@ class Tokens:
         return self.raw_keys is not None
 
     @property
+    def dtype(self) -> torch.dtype:
+        return self.keys.dtype
+
+    @property
     def size(self) -> Tensor:
         return self.boundary.sum(-1)
 
