@@ -60,8 +60,16 @@ int64_t check(const AttendArgs &a) {
     if (a.tokens && !(a.q && a.k && a.v && a.o)) return tensors;
     const bool levels = a.memory == Memory::log_linear, dynamic = a.memory == Memory::dynamic;
     if ((levels || dynamic) && (a.width < 1 || (a.tokens && !a.lam))) return tensors;
-    if (dynamic && ((a.tokens && !a.death) || !a.origin || (a.carried && !(a.initial_death && a.initial)))) return tensors;
-    if (dynamic && a.states < 1) return sizes;
+    if (dynamic && ((a.tokens && !a.death) || !a.origin)) return tensors;
+    if (dynamic && (a.states < 1 || a.longest_short < 1 || !in_range(a.most_loose, 1, a.longest_short))) return sizes;
+    if (dynamic && a.carried && !(a.initial_death && a.matrix && a.factor && a.rows)) return tensors;
+    if (dynamic && a.places_room && !a.places) return tensors;
+    for (int64_t x : {a.pool_matrices, a.pool_rows, a.places_room, a.final_room, a.longest_short})
+        if (!in_range(x, 0, most)) return sizes;
+    if (dynamic && a.pool_matrices && !a.initial) return tensors;
+    if (dynamic && a.pool_rows && !(a.row_keys && a.row_values && a.row_coefficient)) return tensors;
+    if (dynamic && a.final && !(a.final_matrix && a.final_factor && a.final_rows)) return tensors;
+    if (dynamic && a.final && a.final_room && !(a.final_row_keys && a.final_row_values && a.final_row_coefficient)) return tensors;
     if (a.memory == Memory::single && ((a.initial && a.carried != 1) || (a.final && a.states != 1))) return sizes;
     if (levels && (!a.position || a.carried > 62 || a.states > 62 || (a.carried && !a.initial))) return tensors;
     if (a.route && (!dynamic || (a.carried && !a.initial_keys))) return tensors;
@@ -74,6 +82,25 @@ int64_t check(const AttendArgs &a) {
         if (dynamic && a.states < a.carried) return states;
     }
     return fine;
+}
+
+// Whether the state that a head goes on from points into its pools, and the state after it fits.
+bool held(const AttendArgs &a, int64_t n, int64_t h) {
+    const int64_t at = (n * a.heads + h) * a.carried, place = (n * a.heads + h) * a.places_room;
+    int64_t rows = 0;
+    for (int64_t i = 0; i < a.carried; ++i) {
+        if (a.initial_death[at + i] < 0) {
+            if (a.rows[at + i]) return false;
+            continue;
+        }
+        if (!in_range(a.matrix[at + i], -1, a.pool_matrices - 1) || !in_range(a.rows[at + i], 0, a.places_room)) return false;
+        rows += a.rows[at + i];
+    }
+    if (rows > a.places_room) return false;
+    for (int64_t r = 0; r < rows; ++r)
+        if (!in_range(a.places[place + r], 0, a.pool_rows - 1)) return false;
+    const int64_t short_ones = (a.states + 1) * a.longest_short;
+    return !a.final || a.final_room >= std::min(short_ones, a.length[n]) + rows;
 }
 
 // Whether the lifetimes of a head never have more states than there is room for, and begin with one.
@@ -127,7 +154,7 @@ int64_t attend(const AttendArgs &a) {
     if (const int64_t wrong = check(a)) return wrong;
     const Level &kernels = *level().level;
     return over_heads(a, kernels.shared_floats(a), kernels.attend_share, [&](int64_t n, int64_t h, const float *shared) {
-        if (a.memory == Memory::dynamic && !lives(a, n, h)) return int64_t(states);
+        if (a.memory == Memory::dynamic && !(held(a, n, h) && lives(a, n, h))) return int64_t(states);
         return int64_t(kernels.attend(a, n, h, shared) ? fine : no_memory);
     });
 }

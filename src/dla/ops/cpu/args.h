@@ -14,6 +14,10 @@ struct AttendArgs {
     int64_t threads;
     int64_t carried;  // states a head that `initial` has: 1, levels, or those of the dynamic memory
     int64_t states;   // states a head that `final` has room for; for the dynamic memory also: that ever live at once
+    // the dynamic memory alone (see dla/ops/state/pools.py)
+    int64_t longest_short, most_loose;      // rows of a state without a matrix, and beside one
+    int64_t pool_matrices, pool_rows;       // how many there are in the pools of the state carried in
+    int64_t places_room, final_room;        // rows a head that `places` and the final arrays have room for
     double scale;
     const int64_t *offset, *length;  // [N]
     const int64_t *position;         // [N] tokens seen before (log_linear), or null
@@ -22,11 +26,20 @@ struct AttendArgs {
     const float *lam, *g, *route;    // [tokens, H, width], [tokens, H], [tokens, H]; null where there is none
     const int32_t *death;            // [tokens, H] (dynamic)
     const int32_t *initial_death;    // [N, H, carried] (dynamic)
-    const float *initial;            // [N, H, carried, dk, dv] or null
-    const float *initial_keys;       // [N, H, carried, dk] or null
+    const float *initial;            // [N, H, carried, dk, dv]; dynamic: the pool of matrices; or null
+    const float *initial_keys;       // [N, H, carried, dk] sums of keys, or null
+    const int32_t *matrix;           // [N, H, carried] which matrix of the pool, -1 for none (dynamic, as all below)
+    const float *factor;             // [N, H, carried]
+    const int64_t *rows;             // [N, H, carried] loose rows of each state
+    const int32_t *places;           // [N, H, places_room] which rows of the pool
+    const float *row_keys, *row_values, *row_coefficient;  // pools
     float *o;                        // [tokens, H, dv]
-    float *final;                    // [N, H, states, dk, dv], zero, or null if nobody wants it
+    float *final;                    // [N, H, states, dk, dv], zero (dynamic: anything), or null if nobody wants it
     float *final_keys;               // [N, H, states, dk], zero, or null
+    int32_t *final_matrix;           // [N, H, states] 1 where a state has a matrix; zero
+    float *final_factor;             // [N, H, states] zero
+    int64_t *final_rows;             // [N, H, states] zero
+    float *final_row_keys, *final_row_values, *final_row_coefficient;  // [N, H, final_room, ...]
 };
 
 struct DecideArgs {

@@ -45,7 +45,7 @@ struct SingleHead {
         fresh = false;
     }
     void finish(Chunk &c) {
-        if (final && !fresh) c.save_matrix(matrix, 1, final);
+        if (final && !fresh) c.save_matrix(matrix, final);
     }
 };
 
@@ -145,7 +145,7 @@ struct LevelHead {
     void finish(Chunk &c) {
         if (!final) return;
         for (int64_t b = 0; b < count; ++b)
-            c.save_matrix(blocks[b].matrix, blocks[b].factor, final + (bit_length(blocks[b].size) - 1) * c.dk * c.dv);
+            c.save_matrix(blocks[b].matrix, final + (bit_length(blocks[b].size) - 1) * c.dk * c.dv, blocks[b].factor);
     }
 };
 

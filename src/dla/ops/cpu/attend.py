@@ -1,5 +1,7 @@
 """The second stage in C++: outputs and the final state, in float32, for transitions without beta."""
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -8,19 +10,26 @@ from dla.ops.chunked.tokens import tokens_after
 from dla.ops.cpu.binding import Arguments, call, flat
 from dla.ops.decide.decided import Decided
 from dla.ops.problem import Problem
+from dla.ops.segmentation import Segmentation
 from dla.ops.state import DynamicState, LinearState, LogLinearState, State
 from dla.ops.state.base import newest_first, take_rows
+from dla.ops.state.pools import longest_short, most_loose
+from dla.ops.state.spans import Spans
 
 MEMORIES = ("single", "log_linear", "dynamic")
+Given = dict[str, Any]  # tensors and numbers, by their names in the struct
 
 
 class AttendArgs(Arguments):
     """Mirrors the struct of the same name in args.h."""
 
     _fields_ = Arguments.fields(
-        "memory tokens sequences heads key_heads dk dv q_stride k_stride v_stride width recency threads carried states",
+        "memory tokens sequences heads key_heads dk dv q_stride k_stride v_stride width recency threads carried states "
+        "longest_short most_loose pool_matrices pool_rows places_room final_room",
         "scale",
-        "offset length position origin q k v lam g route death initial_death initial initial_keys o final final_keys",
+        "offset length position origin q k v lam g route death initial_death initial initial_keys matrix factor rows "
+        "places row_keys row_values row_coefficient o final final_keys final_matrix final_factor final_rows "
+        "final_row_keys final_row_values final_row_coefficient",
     )
 
 
@@ -73,25 +82,52 @@ def dynamic(problem: Problem, decided: Decided) -> tuple[Tensor, State | None]:
     if capacity is None:
         o = run(problem, **unbounded(problem, decided))
         return o, tokens_after(problem, made) if problem.wants_state else None
-    tensors: dict[str, Tensor | None] = {"death": made.death, "origin": torch.tensor(problem.layout.origins)}
+    given: Given = {"death": made.death, "origin": torch.tensor(problem.layout.origins), "states": capacity}
     if problem.state is not None:
-        dense, keys = problem.state.dense(), problem.state.keys
-        tensors |= {"initial": dense, "initial_keys": keys, "initial_death": made.initial_death}
-    N, H, dk, dv = problem.shape
-    if problem.wants_state:
-        tensors["final"] = torch.zeros(N, H, capacity, dk, dv)
-        tensors["final_keys"] = torch.zeros(N, H, capacity, dk) if problem.routed else None
-    carried = 0 if problem.state is None else capacity
-    o = run(problem, carried=carried, states=capacity, **tensors)
-    final, sums = tensors.get("final"), tensors.get("final_keys")
-    if final is None:
-        return o, None
+        assert isinstance(problem.state.held, Spans)
+        given |= carried(problem.state.held) | {"initial_death": made.initial_death}
+    final = room_after(problem, capacity) if problem.wants_state else {}
+    o = run(problem, **given, **{f"final{name}": x for name, x in final.items()})
+    return o, state_after(problem, made, final, capacity) if final else None
+
+
+def carried(held: Spans) -> Given:
+    """A state to go on from, as the kernel takes it."""
+    rows = {f"row_{name}": getattr(held, name).float() for name in ("keys", "values", "coefficient")}
+    sizes = {"pool_matrices": len(held.matrices), "pool_rows": len(held.keys), "places_room": held.places.shape[2]}
+    tables = {name: getattr(held, name) for name in ("matrix", "factor", "rows", "places")}
+    numbers = {"initial": held.matrices.float(), "initial_keys": held.key_sums, "carried": held.count.shape[2]}
+    return {**numbers, **tables, **rows, **sizes}
+
+
+def room_after(problem: Problem, capacity: int) -> dict[str, Tensor | None]:
+    """Arrays for the state after the call, of which little will be used: no memory is taken until it is written to."""
+    (N, H, dk, dv), K, state = problem.shape, capacity, problem.state
+    before = 0 if state is None else state.held.places.shape[2]
+    L = before + min((K + 1) * longest_short(dk, dv), max(problem.layout.lengths, default=0))
+    return {
+        "": torch.empty(N, H, K, dk, dv),
+        "_keys": torch.zeros(N, H, K, dk) if problem.routed else None,
+        "_matrix": torch.zeros(N, H, K, dtype=torch.int32),
+        "_factor": torch.zeros(N, H, K),
+        "_rows": torch.zeros(N, H, K, dtype=torch.int64),
+        "_row_keys": torch.empty(N, H, L, dk),
+        "_row_values": torch.empty(N, H, L, dv),
+        "_row_coefficient": torch.empty(N, H, L),
+    }
+
+
+def state_after(problem: Problem, made: Segmentation, final: dict[str, Tensor | None], capacity: int) -> DynamicState:
     info = None if problem.state is None else problem.state.info
     counts, scores = made.tally(info, capacity)
-    return o, DynamicState.of_matrices(final, counts, scores, sums, problem.length(), capacity)
+    names = {"matrices": "", "key_sums": "_keys", "matrix": "_matrix", "factor": "_factor", "rows": "_rows"}
+    names |= {"keys": "_row_keys", "values": "_row_values", "coefficient": "_row_coefficient", "places": "_matrix"}
+    length = problem.length()
+    padded = Spans(**{name: final[key] for name, key in names.items()}, count=counts, info=scores, length=length)  # type: ignore[arg-type]
+    return DynamicState(Spans.gathered(padded, length), capacity)
 
 
-def unbounded(problem: Problem, decided: Decided) -> dict[str, Tensor | int | None]:
+def unbounded(problem: Problem, decided: Decided) -> Given:
     """What a memory without a capacity gives the kernel: states that lam cannot tell apart are one."""
     layout, made, state = problem.layout, decided.segmentation, problem.state
     assert problem.lam is not None
@@ -99,25 +135,27 @@ def unbounded(problem: Problem, decided: Decided) -> dict[str, Tensor | int | No
     if not problem.routed:
         lifetimes = lifetimes.sharing(problem.lam.shape[-1], problem.slot_order == "recency")
     deaths = lifetimes.deaths().int()
-    tensors: dict[str, Tensor | int | None] = {"death": deaths, "origin": torch.zeros(layout.sequences).long()}
+    given: Given = {"death": deaths, "origin": torch.zeros(layout.sequences).long()}
     most = int(made.live_states().max()) if made.boundary.numel() else 1
-    carried = 0
+    states = 0
     if state is not None:
         before = lifetimes._where(lifetimes.start < 0)
         size = torch.zeros(layout.sequences, problem.shape[1], dtype=torch.int64)
         size.index_put_((before.sequence, before.head), size.new_ones(()), accumulate=True)
-        carried = max(int(size.max()), 1) if size.numel() else 1
-        matrices, keys = state.held.carried(lifetimes.carried_places(state.counts.shape[2]), carried)
-        oldest = newest_first(size, carried)
-        ends = torch.full((*size.shape, carried), -1, dtype=torch.int32)
-        rank = torch.arange(len(before.start)) - lifetimes._where(lifetimes.start < 0)._groups()[0]
+        states = max(int(size.max()), 1) if size.numel() else 1
+        matrices, keys = state.held.carried(lifetimes.carried_places(state.counts.shape[2]), states)
+        oldest = newest_first(size, states)
+        matrices, keys = take_rows(matrices, oldest), None if keys is None else take_rows(keys, oldest)
+        ends = torch.full((*size.shape, states), -1, dtype=torch.int32)
+        rank = torch.arange(len(before.start)) - before._groups()[0]
         ends[before.sequence, before.head, rank] = before.death.int()
-        tensors |= {"initial": take_rows(matrices, oldest), "initial_death": ends}
-        tensors["initial_keys"] = None if keys is None else take_rows(keys, oldest)
-    return {**tensors, "carried": carried, "states": max(most, carried, 1)}
+        live = (ends >= 0).long()
+        given |= carried(Spans.of_matrices(matrices, live, live.double(), keys, state.length, states))
+        given["initial_death"] = ends
+    return {**given, "states": max(most, states, 1)}
 
 
-def run(problem: Problem, **given: Tensor | int | None) -> Tensor:
+def run(problem: Problem, **given: Any) -> Tensor:
     """Call the kernel; the outputs."""
     layout, (N, H, dk, dv) = problem.layout, problem.shape
     places = {"offset": layout.offsets, "length": layout.lengths}
@@ -131,6 +169,10 @@ def run(problem: Problem, **given: Tensor | int | None) -> Tensor:
         x = getattr(problem, name)
         tensors[name] = None if x is None else x.float().contiguous()
     numbers["width"] = 0 if problem.lam is None else problem.lam.shape[-1]
+    if problem.memory == "dynamic":
+        numbers |= {"longest_short": longest_short(dk, dv), "most_loose": most_loose(dk, dv)}
+        room = given.get("final_row_coefficient")
+        numbers["final_room"] = 0 if room is None else room.shape[2]
     for name, x in given.items():
         if isinstance(x, int):
             numbers[name] = x

@@ -211,9 +211,9 @@ struct Chunk {
             for (int64_t j = dv; j < dvp; ++j) matrix[d * dvp + j] = 0;
         }
     }
-    void save_matrix(const float *matrix, float factor, float *to) const {
+    void save_matrix(const float *matrix, float *to, float factor = 1) const {
         for (int64_t d = 0; d < dk; ++d)
-            for (int64_t j = 0; j < dv; ++j) to[d * dv + j] += factor * matrix[d * dvp + j];
+            for (int64_t j = 0; j < dv; ++j) to[d * dv + j] = factor * matrix[d * dvp + j];
     }
 };
 

@@ -9,8 +9,6 @@
 
 namespace {
 
-constexpr int64_t SHORT = 32;  // a state of more tokens becomes a matrix
-constexpr int64_t FOLD = 16;   // so many loose rows beside a matrix are folded into it
 constexpr int32_t NOBODY = INT32_MIN;
 constexpr float NONE = 1e-6f;  // routed reads: shorter vectors count as this long (SHORT in dla/ops/rules.py)
 
@@ -50,8 +48,10 @@ struct SpanHead {
 
     SpanHead(const AttendArgs &a, int64_t sequence, int64_t head, Chunk &c, Arena &pieces)
         : args(a), arena(pieces), n(sequence), h(head), dk(a.dk), dvp(c.dvp), room(a.states + 1), routed(a.route) {
-        const int64_t tokens = a.length[n] + CHUNK;
-        most = room * SHORT < tokens ? room * SHORT : tokens;
+        int64_t before = 0;
+        for (int64_t i = 0; i < a.carried; ++i) before += a.rows[(n * a.heads + h) * a.carried + i];
+        const int64_t tokens = a.length[n], short_ones = room * a.longest_short;
+        most = (short_ones < tokens ? short_ones : tokens) + before + CHUNK;
         spans = (Span *)arena.bytes(room * sizeof(Span)), live = (Span *)arena.bytes(room * sizeof(Span));
         keys = arena.floats(most * dk), values = arena.floats(most * dvp), coefficient = arena.floats(most);
         spare = (float **)arena.bytes(2 * room * sizeof(float *));
@@ -71,19 +71,37 @@ struct SpanHead {
 
     void carry_in(Chunk &c) {
         const int64_t at = (n * args.heads + h) * args.carried;
+        const int32_t *place = args.places + (n * args.heads + h) * args.places_room;
         for (int64_t i = 0; i < args.carried; ++i) {
             if (args.initial_death[at + i] < 0) continue;
             Span &s = spans[count++];
-            s = {take_matrix(), 1, int32_t(i - args.carried), 0, nullptr, 0, 0};
-            if (routed) s.keys = take_keys();
+            s = {nullptr, args.factor[at + i], int32_t(i - args.carried), args.rows[at + i], nullptr, 0, 0};
+            if (args.matrix[at + i] >= 0) {
+                s.matrix = take_matrix();
+                if (arena.failed) return;
+                c.load_matrix(s.matrix, args.initial + args.matrix[at + i] * dk * args.dv);
+            }
+            for (int64_t r = 0; r < s.rows; ++r) take_row(*place++);
+            if (routed) carry_keys(s, args.initial_keys + (at + i) * dk);
             if (arena.failed) return;
-            c.load_matrix(s.matrix, args.initial + (at + i) * dk * args.dv);
-            if (!routed) continue;
-            for (int64_t d = 0; d < padded(dk); ++d) s.keys[d] = d < dk ? args.initial_keys[(at + i) * dk + d] : 0;
-            s.length = length_of(s.keys);
+            // a state carried in may hold anything, and zero times anything is not always zero
+            sound = sound && (!s.matrix || finite_rows(s.matrix, dvp, dk, dvp));
         }
-        // a state carried in may hold anything, and zero times anything is not always zero
-        for (int64_t i = 0; i < count; ++i) sound = sound && finite_rows(spans[i].matrix, dvp, dk, dvp);
+        sound = sound && finite_rows(keys, dk, rows, dk) && finite_rows(values, dvp, rows, dvp);
+    }
+
+    void take_row(int64_t from) {
+        memcpy(keys + rows * dk, args.row_keys + from * dk, dk * 4);
+        memset(values + rows * dvp, 0, dvp * 4);
+        memcpy(values + rows * dvp, args.row_values + from * args.dv, args.dv * 4);
+        coefficient[rows++] = args.row_coefficient[from];
+    }
+
+    void carry_keys(Span &s, const float *sum) {
+        s.keys = take_keys();
+        if (!s.keys) return;
+        for (int64_t d = 0; d < padded(dk); ++d) s.keys[d] = d < dk ? sum[d] : 0;
+        s.length = length_of(s.keys);
     }
 
     void find_ends() {
@@ -271,7 +289,7 @@ struct SpanHead {
             if (made.start == NOBODY) made.start = int32_t(begin + own);
             const int64_t loose = made.rows + s - own, first = row;
             row += made.rows;
-            if (made.matrix ? loose >= FOLD : loose > SHORT) {
+            if (made.matrix ? loose >= args.most_loose : loose > args.longest_short) {
                 fold(c, made, first, own, s - own);
             } else {
                 kept = keep_rows(first, made.rows, kept);
@@ -332,22 +350,20 @@ struct SpanHead {
 
     void finish(Chunk &c) {
         if (!args.final) return;
-        const int64_t at = (n * args.heads + h) * args.states;
-        float *whole = take_matrix();
-        if (!whole) return;
-        int64_t row = 0;
+        const int64_t at = (n * args.heads + h) * args.states, head = (n * args.heads + h) * args.final_room;
         for (int64_t j = 0; j < count; ++j) {
             const Span &s = spans[j];
-            float *to = args.final + (at + j) * dk * args.dv;
-            if (s.matrix) c.save_matrix(s.matrix, s.factor, to);
-            if (s.rows) {
-                c.fold(whole, 0, true, s.rows, keys + row * dk, dk, values + row * dvp, coefficient + row);
-                c.save_matrix(whole, 1, to);
-            }
-            row += s.rows;
+            args.final_matrix[at + j] = s.matrix != nullptr;
+            args.final_rows[at + j] = s.rows;
+            if (s.matrix) c.save_matrix(s.matrix, args.final + (at + j) * dk * args.dv);
+            if (s.matrix) args.final_factor[at + j] = s.factor;
             for (int64_t d = 0; args.final_keys && d < dk; ++d)
                 args.final_keys[(at + j) * dk + d] = float(s.keys[d]);
         }
+        memcpy(args.final_row_keys + head * dk, keys, rows * dk * 4);
+        memcpy(args.final_row_coefficient + head, coefficient, rows * 4);
+        for (int64_t r = 0; r < rows; ++r)
+            memcpy(args.final_row_values + (head + r) * args.dv, values + r * dvp, args.dv * 4);
     }
 };
 

@@ -113,6 +113,26 @@ class Pools:
         )
 
     @classmethod
+    def gathered(cls, padded: "Self", length: Tensor) -> Self:
+        """From arrays [N, H, ...] with a place for every matrix and row there could be, of which few are in use.
+
+        ``padded`` has matrices [N, H, K, dk, dv], ``matrix`` being 1 where one is in use, and rows [N, H, L, ...].
+        """
+        used = torch.arange(padded.coefficient.shape[2], device=length.device) < padded.rows.sum(-1, keepdim=True)
+        taken = padded.matrix > 0
+        longest = int(padded.rows.sum(-1).max()) if padded.rows.numel() else 0
+        return replace(
+            padded,
+            matrices=padded.matrices[taken],
+            keys=padded.keys[used],
+            values=padded.values[used],
+            coefficient=padded.coefficient[used],
+            places=_numbered(used)[..., :longest].contiguous(),
+            matrix=_numbered(taken),
+            length=length,
+        )
+
+    @classmethod
     def from_tensors(cls, tensors: dict[str, Tensor]) -> Self:
         names = tuple(field.name for field in fields(cls))
         if set(names) - set(tensors) - {"key_sums"} or set(tensors) - set(names):
@@ -237,11 +257,11 @@ class Pools:
 
     def selected(self, index: Tensor) -> Self:
         """The sequences at ``index``, with pools of their own that hold what they use."""
-        of_sequences = {name: getattr(self, name) for name in (*OF_STATES, "places", "length")}
-        new = replace(
-            self, **{name: None if x is None else x.index_select(0, index) for name, x in of_sequences.items()}
-        )
-        return new.compacted()
+        taken: dict[str, Any] = {}
+        for name in (*OF_STATES, "places", "length"):
+            x = getattr(self, name)
+            taken[name] = None if x is None else x.index_select(0, index)
+        return type(self)(**{**vars(self), **taken}).compacted()
 
     def compacted(self) -> Self:
         """The same without free places."""
