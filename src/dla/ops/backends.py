@@ -19,6 +19,7 @@ from dla.ops import decode as torch_decode
 from dla.ops.chunked import attend as chunked
 from dla.ops.cpu import attend as cpu_attend
 from dla.ops.cpu import decide as cpu_decide
+from dla.ops.cpu import decode as cpu_decode
 from dla.ops.cpu import library
 from dla.ops.cpu import scan as compiled_scan
 from dla.ops.decide import scan as torch_scan
@@ -70,7 +71,7 @@ TABLE: dict[Stage, tuple[Implementation, ...]] = {
     ),
     "decode": (
         _not_written("triton"),
-        _not_written("cpu"),
+        Implementation("cpu", cpu_decode.decode, library.missing, cpu_decode.unable),
         Implementation("chunked", torch_decode.decode),
         Implementation("reference", reference.decode),
     ),

@@ -3,7 +3,7 @@
 #include <atomic>
 #include <cstdlib>
 #include <cstring>
-#include <new>
+#include <vector>
 
 #include "args.h"
 #include "pool.h"
@@ -189,10 +189,127 @@ int64_t decide(const DecideArgs &a) {
     return over_heads(a, kernels.decide_floats(a), kernels.decide_share, run);
 }
 
+constexpr int64_t ALONE = 1 << 18;  // bytes of a state up to which waking other threads takes longer than it saves
+
+int64_t check(const DecodeArgs &a) {
+    const int64_t most = int64_t(1) << 31;
+    if (a.memory < Memory::single || a.memory > Memory::dynamic) return unknown_rule;
+    for (int64_t x : {a.heads, a.key_heads, a.dk, a.dv, a.threads})
+        if (!in_range(x, 1, most)) return sizes;
+    if (!in_range(a.sequences, 0, most) || a.heads % a.key_heads || a.dk > most / a.dv) return sizes;
+    if (!a.sequences) return fine;
+    if (!(a.q && a.k && a.v && a.o && a.length)) return tensors;
+    for (int64_t n = 0; n < a.sequences; ++n)
+        if (!in_range(a.length[n], 0, int64_t(1) << 60)) return states;
+    if (a.memory == Memory::single) return a.matrices ? fine : tensors;
+    if (!in_range(a.width, 1, most) || !in_range(a.states, 1, most) || !a.lam) return tensors;
+    if (a.memory == Memory::log_linear) {
+        if (!a.matrices || a.states > 62) return tensors;
+        for (int64_t n = 0; n < a.sequences; ++n)
+            if ((a.length[n] + 1) >> a.states) return states;
+    }
+    return fine;
+}
+
+int64_t check_spans(const DecodeArgs &a) {
+    const int64_t most = int64_t(1) << 31, heads = a.sequences * a.heads;
+    for (int64_t x : {a.pool_matrices, a.pool_rows, a.places_room})
+        if (!in_range(x, 0, most)) return sizes;
+    if (a.stored != 4 && a.stored != 2) return sizes;
+    if (a.block < 0 || !in_range(a.state_score, 0, 1) || !in_range(a.given, 0, 1)) return unknown_rule;
+    if (!in_range(a.longest_short, 1, most) || !in_range(a.most_loose, 1, a.longest_short)) return sizes;
+    if (!(a.matrix && a.factor && a.rows && a.count && a.info && a.places && a.norm)) return tensors;
+    if (!(a.row_keys && a.row_values && a.row_coefficient && a.free_row)) return tensors;
+    if (a.pool_matrices && !(a.matrices && a.free_matrix)) return tensors;
+    if (!(a.new_row && a.freed && a.fold && a.freed_rows)) return tensors;
+    if ((a.given && !(a.score && a.boundary && a.merged)) || (a.route && !a.key_sums)) return tensors;
+    if (!in_range(a.free_rows, heads, a.pool_rows) || !in_range(a.free_matrices, 0, a.pool_matrices)) return states;
+    for (int64_t i = 0; i < a.free_rows; ++i)
+        if (i >= a.free_rows - heads && !in_range(a.free_row[i], 0, a.pool_rows - 1)) return states;
+    for (int64_t at = 0; at < heads; ++at) {
+        int64_t total = 0, size = 0;
+        for (int64_t i = 0; i < a.states; ++i) {
+            if (!in_range(a.matrix[at * a.states + i], -1, a.pool_matrices - 1)) return states;
+            if (!in_range(a.rows[at * a.states + i], 0, a.places_room)) return states;
+            if (a.count[at * a.states + i] < 0) return states;
+            if (a.count[at * a.states + i] && size == i) ++size;
+            total += a.rows[at * a.states + i];
+        }
+        if (total >= a.places_room) return states;
+        for (int64_t r = 0; r < total; ++r)
+            if (!in_range(a.places[at * a.places_room + r], 0, a.pool_rows - 1)) return states;
+        if (a.given && (!in_range(a.merged[at], -1, size - 2) || (size == a.states && a.boundary[at] && a.merged[at] < 0))) return states;
+        if (a.given && !size && !a.boundary[at]) return states;
+    }
+    return fine;
+}
+
+// Matrices for the states that are to be folded, and what folding frees, in the order of the heads. States that there
+// was no matrix for are counted as missing, and folded by another call.
+void fold_states(DecodeArgs &a, const Level &kernels) {
+    const int64_t heads = a.sequences * a.heads;
+    a.missing = 0;
+    std::vector<int64_t> chosen;
+    std::vector<int32_t> fresh;
+    for (int64_t at = 0; at < heads; ++at) {
+        if (a.fold[at] < 0) continue;
+        const bool has = a.matrix[at * a.states + a.fold[at]] >= 0;
+        if (!has && !a.free_matrices) {
+            ++a.missing;
+            continue;
+        }
+        chosen.push_back(at), fresh.push_back(has ? -1 : a.free_matrix[--a.free_matrices]);
+    }
+    run_tasks(int64_t(chosen.size()), a.threads, [&](int64_t i) {
+        kernels.decode_fold(a, chosen[i] / a.heads, chosen[i] % a.heads, fresh[i]);
+    });
+    for (int64_t at : chosen) {
+        int64_t total = 0;
+        for (int64_t i = 0; i < a.states; ++i) total += a.rows[at * a.states + i];
+        int32_t *place = a.places + at * a.places_room + total;
+        for (int64_t r = 0; r < a.freed_rows[at]; ++r) a.free_row[a.free_rows++] = place[r], place[r] = -1;
+        a.fold[at] = -1;
+    }
+}
+
+int64_t decode(DecodeArgs &a) {
+    if (const int64_t wrong = check(a)) return wrong;
+    const Level &kernels = *level().level;
+    const int64_t heads = a.sequences * a.heads;
+    const bool dynamic = a.memory == Memory::dynamic && heads;
+    int64_t bytes = heads * a.dk * a.dv * 4 * (a.memory == Memory::log_linear ? a.states : 1);
+    if (dynamic) {
+        if (const int64_t wrong = check_spans(a)) return wrong;
+        bytes = (a.pool_matrices * a.dk * a.dv + a.pool_rows * (a.dk + a.dv)) * a.stored;
+        for (int64_t at = 0; at < heads; ++at) a.new_row[at] = a.free_row[--a.free_rows];
+    }
+    std::atomic<int64_t> failed{fine};
+    const int64_t threads = bytes > ALONE ? a.threads : 1;
+    run_tasks(heads, threads, [&](int64_t i) {
+        if (!kernels.decode(a, i / a.heads, i % a.heads)) failed = no_memory;
+    });
+    if (!dynamic || failed) return failed;
+    a.missing = a.longest = 0;
+    bool folds = false;
+    for (int64_t at = 0; at < heads; ++at) {
+        if (a.freed[at] >= 0) a.free_matrix[a.free_matrices++] = a.freed[at];
+        folds = folds || a.fold[at] >= 0;
+    }
+    if (folds) fold_states(a, kernels);
+    for (int64_t at = 0; at < heads; ++at) {
+        int64_t total = 0;
+        for (int64_t i = 0; i < a.states; ++i) total += a.rows[at * a.states + i];
+        a.longest = std::max(a.longest, total);
+    }
+    return fine;
+}
+
 }  // namespace
 
 extern "C" {
 const char *dla_level() { return level().name; }
 int64_t dla_attend(const AttendArgs *args) { return attend(*args); }
 int64_t dla_decide(const DecideArgs *args) { return decide(*args); }
+int64_t dla_decode(DecodeArgs *args) { return decode(*args); }
+int64_t dla_fold(DecodeArgs *args) { return fold_states(*args, *level().level), fine; }  // right after dla_decode, with more matrices
 }

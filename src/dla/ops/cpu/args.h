@@ -63,6 +63,42 @@ struct DecideArgs {
     int32_t *initial_death;         // [N, H, carried]
 };
 
+// One token of every sequence: q, k [N, Hk, dk]; v [N, H, dv]; lam [N, H, width]; g, route [N, H].
+struct DecodeArgs {
+    Memory memory;
+    int64_t sequences, heads, key_heads, dk, dv, width, recency, threads;
+    int64_t states;     // levels, or the capacity
+    int64_t stored;     // of the dynamic memory: 4 for float32, 2 for bfloat16
+    // the dynamic memory alone (see dla/ops/state/pools.py)
+    int64_t block, state_score;
+    int64_t given;      // whether score, boundary and merged are given
+    int64_t longest_short, most_loose;
+    int64_t pool_matrices, pool_rows, places_room;
+    int64_t free_rows, free_matrices;  // how many of free_row and free_matrix are left; changed
+    int64_t missing, longest;          // set: matrices that there was no place for; most rows that a head has
+    double scale, tau, tie, first_score;
+    const float *q, *k, *v, *lam, *g, *route;
+    const int64_t *length;  // [N] tokens before this one
+    void *matrices;         // [N, H, dk, dv], [N, H, states, dk, dv], or the pool
+    int32_t *matrix;
+    float *factor;
+    int64_t *rows, *count;
+    double *info;
+    float *key_sums;
+    int32_t *places;
+    void *row_keys, *row_values;
+    float *row_coefficient;
+    double *norm;                     // [N, H] of the current state
+    int32_t *free_row, *free_matrix;  // stacks of places in the pools that nobody uses
+    const float *score;               // [N, H]
+    const uint8_t *boundary;
+    const int64_t *merged;
+    float *o;                         // [N, H, dv]
+    // scratch, [N, H]
+    int32_t *new_row, *freed, *fold;
+    int64_t *freed_rows;
+};
+
 // The kernels of one instruction set. A task is independent of all others, so that any number of threads gives the same
 // bits. `attend` and `decide` begin with what heads of a key head share, if there is memory for it.
 struct Level {
@@ -72,6 +108,8 @@ struct Level {
     int64_t (*decide_floats)(const DecideArgs &);
     void (*decide_share)(const DecideArgs &, int64_t chunk, int64_t key_head, float *shared);
     bool (*decide)(const DecideArgs &, int64_t sequence, int64_t head, const float *shared);
+    bool (*decode)(const DecodeArgs &, int64_t sequence, int64_t head);
+    void (*decode_fold)(const DecodeArgs &, int64_t sequence, int64_t head, int32_t fresh);
 };
 
 static const int64_t CHUNK = 64;

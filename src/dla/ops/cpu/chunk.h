@@ -10,6 +10,7 @@
 
 namespace {
 
+constexpr float NONE = 1e-6f;  // routed reads: shorter vectors count as this long (SHORT in dla/ops/rules.py)
 constexpr int64_t STEP = 16;  // tokens of a chunk that are told apart by causality in products
 
 // Memory of one task: gives out pieces, and gives all back at its end.

@@ -1,6 +1,7 @@
 // All kernels of one instruction set, as a table. Included by the files level_*.cpp, which choose it.
 #include "attend.h"
 #include "decide.h"
+#include "decode.h"
 #include "spans.h"
 
 namespace {
@@ -56,7 +57,22 @@ bool decide(const DecideArgs &args, int64_t n, int64_t h, const float *shared) {
     return true;
 }
 
+bool decode(const DecodeArgs &args, int64_t n, int64_t h) {
+    switch (args.memory) {
+        case Memory::single: decode_single(args, n, h); return true;
+        case Memory::log_linear: decode_levels(args, n, h); return true;
+        case Memory::dynamic:
+            return args.stored == 4 ? DecodeHead<float>(args, n, h).step() : DecodeHead<uint16_t>(args, n, h).step();
+    }
+    return false;
+}
+
+void decode_fold(const DecodeArgs &args, int64_t n, int64_t h, int32_t fresh) {
+    if (args.stored == 4) DecodeHead<float>(args, n, h).fold(fresh);
+    else DecodeHead<uint16_t>(args, n, h).fold(fresh);
+}
+
 }  // namespace
 
 extern const Level DLA_TABLE;
-const Level DLA_TABLE = {shared_floats, attend_share, attend, decide_floats, decide_share, decide};
+const Level DLA_TABLE = {shared_floats, attend_share, attend, decide_floats, decide_share, decide, decode, decode_fold};

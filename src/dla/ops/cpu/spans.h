@@ -10,7 +10,6 @@
 namespace {
 
 constexpr int32_t NOBODY = INT32_MIN;
-constexpr float NONE = 1e-6f;  // routed reads: shorter vectors count as this long (SHORT in dla/ops/rules.py)
 
 struct Span {
     float *matrix;  // null: rows alone

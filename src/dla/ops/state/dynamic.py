@@ -73,7 +73,7 @@ class DynamicState(State):
             raise ValueError(f"capacity must be {self.held.count.shape[2]}, as count has it, got {self.capacity}")
 
     def tensors(self) -> dict[str, Tensor]:
-        return {name: x for name, x in vars(self.held).items() if x is not None}
+        return {name: x for name, x in vars(self.held).items() if isinstance(x, Tensor)}
 
     def select(self, batch_indices: Tensor | Sequence[int]) -> Self:
         if isinstance(self.held, Tokens):

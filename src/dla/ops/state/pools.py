@@ -261,7 +261,7 @@ class Pools:
         for name in (*OF_STATES, "places", "length"):
             x = getattr(self, name)
             taken[name] = None if x is None else x.index_select(0, index)
-        return type(self)(**{**vars(self), **taken}).compacted()
+        return replace(self, **taken).compacted()  # type: ignore[type-var, unused-ignore]
 
     def compacted(self) -> Self:
         """The same without free places."""
@@ -285,7 +285,7 @@ class Pools:
         values: dict[str, Any] = {field.name: [] for field in fields(cls)}
         rows = matrices = 0
         for part in parts:
-            own = dict(vars(part))
+            own = {name: getattr(part, name) for name in values}
             own["places"] = torch.nn.functional.pad(part.places, (0, longest - part.places.shape[2]), value=-1)
             own["places"] = torch.where(own["places"] >= 0, own["places"] + rows, -1).int()
             own["matrix"] = torch.where(part.matrix >= 0, part.matrix + matrices, -1).int()

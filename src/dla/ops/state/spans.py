@@ -1,6 +1,7 @@
 """States held as spans (pools.py), one token at a time: what a step does to them, in torch."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,7 +16,24 @@ GROWTH = 16  # a full pool grows by one part in so many
 class Spans(Pools):
     """The operations that the stages use; their list is in dynamic.py."""
 
+    def __post_init__(self) -> None:
+        self.ground: Any = None  # what the compiled decoding step keeps between steps; no part of the value
+
+    def compact(self) -> None:
+        """Give back the free places of the pools, in place."""
+        self.__dict__.update(vars(self.compacted()))
+
+    def free(self) -> tuple[Tensor, Tensor]:
+        """The places of both pools that nobody uses, int32, with room for all there are."""
+        return self._free(len(self.keys), self.places[self._used()]), self._free(len(self.matrices), self._taken()[0])
+
+    def _free(self, room: int, used: Tensor) -> Tensor:
+        free = torch.ones(room, dtype=torch.bool, device=used.device)
+        free[used.long()] = False
+        return free.nonzero()[:, 0].int()
+
     def move(self, k: Tensor, g: Tensor | None, beta: Tensor | None) -> None:
+        self.ground = None
         if g is not None:
             fade = g.exp()
             self.factor *= fade[..., None]
@@ -87,9 +105,7 @@ class Spans(Pools):
 
     def _free_rows(self, needed: int) -> Tensor:
         """So many rows of the pool that nobody uses; it grows if need be."""
-        free = torch.ones(self.keys.shape[0], dtype=torch.bool, device=self.keys.device)
-        free[self.places[self._used()].long()] = False
-        found = free.nonzero()[:needed, 0]
+        found = self._free(len(self.keys), self.places[self._used()])[:needed].long()
         if len(found) == needed:
             return found
         more = max(needed - len(found), self.keys.shape[0] // GROWTH)
@@ -100,11 +116,10 @@ class Spans(Pools):
         return torch.cat([found, torch.arange(start, start + needed - len(found), device=found.device)])
 
     def _free_matrices(self, needed: int) -> Tensor:
-        free = torch.ones(self.matrices.shape[0], dtype=torch.bool, device=self.matrices.device)
-        free[self._taken()[0]] = False
-        found = free.nonzero()[:needed, 0]
+        start = len(self.matrices)
+        found = self._free(start, self._taken()[0])[:needed].long()
         if len(found) < needed:
-            more, start = max(needed - len(found), len(free) // GROWTH), len(free)
+            more = max(needed - len(found), start // GROWTH)
             self.matrices = torch.cat([self.matrices, self.matrices.new_zeros(more, *self.matrices.shape[1:])])
             found = torch.cat([found, torch.arange(start, start + needed - len(found), device=found.device)])
         return found

@@ -1,0 +1,160 @@
+"""The decoding step in C++: as a prefill of the same tokens, whatever the state was when it began."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+import dla
+from dla.bench.streams import correlated
+from dla.ops.state import DynamicState
+from tests.ops.common import OPERATORS, Case, Inputs, call, cast, cut, make_inputs, segment
+from tests.ops.cpu.common import kernel_cases, needs_library
+
+pytestmark = needs_library
+
+T = 150
+
+
+def steps(operator: str, x: Inputs, state: Any, start: int, end: int, made: Any = None, **options: Any) -> torch.Tensor:
+    """Outputs of tokens start … end, one at a time, in place."""
+    found = []
+    for t in range(start, end):
+        if made is not None:
+            counts = state.counts
+            dies = (made.merged[:, t] >= 0)[..., None] & (
+                torch.arange(counts.shape[2]) == made.merged[:, t, :, None] + 1
+            )
+            initial = torch.where(dies, 0, torch.where(counts > 0, 2**31 - 1, -1)).int()
+            opens = made.boundary[:, t : t + 1]
+            death = torch.where(opens, 2**31 - 1, -1).int()
+            one = dla.Segmentation(made.score[:, t : t + 1], opens, death, None, counts, initial)
+            options["segmentation"] = one
+        o, after = call(operator, cut(x, t, t + 1), **options, initial_state=state, inplace=True, backend="cpu")
+        assert after is state
+        found.append(o)
+    return torch.cat(found, 1)
+
+
+def close(found: torch.Tensor, expected: torch.Tensor, tolerance: float = 2e-5) -> bool:
+    return bool((found - expected).abs().max() <= tolerance * expected.abs().max().clamp_min(1))
+
+
+@pytest.mark.parametrize("case", kernel_cases(30, seed=70, packed=False), ids=str)
+@pytest.mark.parametrize("split", [1, 40, 64])
+def test_steps_are_a_prefill(case: Case, split: int) -> None:
+    if case.capacity is None:
+        case = replace(case, capacity=7)
+    x = cast(case.inputs(T, seed=split, dk=6, dv=5), torch.float32)
+    options = case.options(T)
+    made = segment(x, **case.rules(T))
+    expected, whole = call("dynamic", x, **options, segmentation=made, output_final_state=True, backend="cpu")
+    first = replace(made, score=made.score[:, :split], boundary=made.boundary[:, :split])
+    death = made.death[:, :split].clone()
+    death[death >= split] = 2**31 - 1
+    first = dla.Segmentation(first.score, first.boundary, death)
+    _, state = call("dynamic", cut(x, 0, split), **options, segmentation=first, output_final_state=True, backend="cpu")
+    found = steps("dynamic", x, state, split, T, made, **options)
+    assert close(found, expected[:, split:])
+    assert state.counts.equal(whole.counts) and state.length.equal(whole.length)
+    assert close(state.dense(), whole.dense())
+    assert close(state.scores, whole.scores)
+    if case.routed:
+        assert close(state.keys, whole.keys)
+    state.check()
+
+
+@pytest.mark.parametrize("mode", ["plain", "decay"])
+@pytest.mark.parametrize("operator", ["linear", "log_linear"])
+@pytest.mark.parametrize("split", [1, 63, 64, 100])
+def test_steps_of_the_baselines(split: int, operator: str, mode: str) -> None:
+    x = cast(make_inputs(mode, T=T, H=4, Hk=2, dk=7, dv=19, width=6), torch.float32)
+    expected, whole = call(operator, x, output_final_state=True, backend="cpu")
+    _, state = call(operator, cut(x, 0, split), output_final_state=True, backend="cpu")
+    assert close(steps(operator, x, state, split, T), expected[:, split:])
+    assert close(state.dense(), whole.dense()) and state.length.equal(whole.length)
+    state.check()
+
+
+@pytest.mark.parametrize("score", ["token", "state"])
+@pytest.mark.parametrize("block", [None, 7])
+def test_own_decisions_are_those_of_a_prefill(score: str, block: int | None) -> None:
+    """Hundreds of steps: states are opened, merged, folded, pools grow."""
+    x = cast(make_inputs("decay", B=3, T=400, H=4, Hk=2, dk=16, dv=16, noise=0.4), torch.float32)
+    options = {"tau": 0.6 if score == "token" else 0.2, "capacity": 5, "score": score, "block": block}
+    expected, whole = call("dynamic", x, **options, output_final_state=True)
+    _, state = call("dynamic", cut(x, 0, 3), **options, output_final_state=True)
+    found = steps("dynamic", x, state, 3, 400, **options)
+    same = (state.counts == whole.counts).all(-1)  # a head may have flipped a decision near its threshold
+    assert same.float().mean() > 0.8
+    for n, h in same.nonzero().tolist():
+        assert close(found[n, :, h], expected[n, 3:, h], 1e-4)
+    state.check()
+
+
+def test_a_state_takes_what_it_needs() -> None:
+    """W dk dv 4 bytes a head, within 15 %, after a prefill and while decoding."""
+    s = correlated(0, length=3000, heads=4, key_heads=1, dk=128, dv=64)
+    x = {"q": s.q, "k": s.k, "v": s.v, "lam": s.lam, "g": s.g}
+    _, state = call("dynamic", cut(x, 0, 2500), output_final_state=True)
+    ratios = [ratio(state)]
+    for t in range(2500, 3000):
+        call("dynamic", cut(x, t, t + 1), initial_state=state, inplace=True)
+        ratios.append(ratio(state))
+    assert max(ratios) < 1.3 and sum(ratios) / len(ratios) < 1.15, (max(ratios), sum(ratios) / len(ratios))
+
+
+def ratio(state: DynamicState) -> float:
+    """Bytes of matrices and rows over those of W."""
+    dk, dv = state.shape[2:]
+    needed = (state.counts * (dk + dv)).clamp_max(dk * dv).sum().item() * 4
+    return state.content_bytes / needed
+
+
+@pytest.mark.parametrize("operator", OPERATORS)
+def test_a_state_that_is_not_to_be_changed_stays(operator: str) -> None:
+    x = cast(make_inputs("decay", T=60, dk=8, dv=8), torch.float32)
+    options = {"capacity": 4} if operator == "dynamic" else {}
+    _, state = call(operator, cut(x, 0, 40), **options, output_final_state=True)
+    before = {name: y.clone() for name, y in state.tensors().items()}
+    with dla.record() as ran:
+        one, after = call(operator, cut(x, 40, 41), **options, initial_state=state, output_final_state=True)
+    assert [(stage.stage, stage.backend) for stage in ran] == [("decode", "cpu")]
+    assert after is not state and all(state.tensors()[name].equal(y) for name, y in before.items())
+    again, _ = call(operator, cut(x, 40, 41), **options, initial_state=state, inplace=True)
+    assert again.equal(one)
+
+
+def test_states_of_a_batch_go_their_own_ways() -> None:
+    """select, cat and clone in the middle of decoding, with pools that have free places."""
+    x = cast(make_inputs("decay", B=3, T=120, H=2, dk=8, dv=8, routed=True), torch.float32)
+    options = {"capacity": 4}
+    _, state = call("dynamic", cut(x, 0, 30), **options, output_final_state=True)
+    expected = steps("dynamic", x, state.clone(), 30, 120, **options)
+    first = steps("dynamic", x, state, 30, 70, **options)
+    assert first.equal(expected[:, :40])
+    order = [2, 0, 1, 2]
+    mixed = {name: value[order] for name, value in x.items()}
+    assert steps("dynamic", mixed, state.select(order), 70, 120, **options).equal(expected[order, 40:])
+    parts = [state.select([i]) for i in range(3)]
+    assert steps("dynamic", x, DynamicState.cat(parts), 70, 120, **options).equal(expected[:, 40:])
+    assert steps("dynamic", x, state, 70, 120, **options).equal(expected[:, 40:])
+
+
+@pytest.mark.parametrize("threads", [2, 4])
+def test_the_number_of_threads_changes_no_bit(threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    x = cast(make_inputs("decay", B=8, T=80, H=8, dk=32, dv=32, width=5), torch.float32)
+    options = {"capacity": 5}
+    _, state = call("dynamic", cut(x, 0, 40), **options, output_final_state=True)
+    assert state.nbytes > 1 << 18  # large enough for more than one thread
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(1)
+        expected = steps("dynamic", x, state.clone(), 40, 80, **options)
+        torch.set_num_threads(threads)
+        assert steps("dynamic", x, state.clone(), 40, 80, **options).equal(expected)
+    finally:
+        torch.set_num_threads(before)
