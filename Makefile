@@ -7,7 +7,7 @@ STAMP := $(VENV)/.installed
 SOURCES := pyproject.toml constraints.txt setup.py $(wildcard src/dla/ops/cpu/*.cpp)
 ONE_THREAD := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
 
-.PHONY: install demo test test-all lint format bench study clean
+.PHONY: install demo test test-all lint format bench fuzz sanitize study clean
 
 install: $(STAMP)
 
@@ -43,6 +43,27 @@ STUDY := recall pairs longer needle ablation backbones $(if $(DLA_DATA),text tex
 study: $(STAMP)
 	for grid in $(STUDY); do $(PY) -m dla.cli lab run study/$$grid.toml --out out/study/$$grid || exit 1; done
 	$(PY) -m dla.cli lab tables docs/study.md --results out/study --skip-missing --out out/study/study.md
+
+# Thousands of damaged and hostile files, each of which must be loaded or refused in one line (docs/security.md).
+FUZZ_SEED ?= 0
+FUZZ_FILES ?= 4800
+fuzz: $(STAMP)
+	$(PY) -m tests.fuzz.run --seed $(FUZZ_SEED) --files $(FUZZ_FILES) $(if $(FUZZ_CASE),--repeat $(FUZZ_CASE))
+
+# The C++ kernels under sanitizers, and as shipped. A driver includes its kernel's source, or what it drives is linked.
+SANITIZE_SEED ?= 0
+DRIVERS := $(wildcard tests/sanitize/*.cpp)
+KERNELS := $(filter-out $(DRIVERS:tests/sanitize/%=src/dla/ops/cpu/%),$(wildcard src/dla/ops/cpu/*.cpp))
+sanitize:
+	mkdir -p build/sanitize
+	$(call drive,address,-O1 -g -fsanitize=address$(comma)undefined -fno-sanitize-recover=all)
+	$(call drive,thread,-O1 -g -fsanitize=thread)
+	$(call drive,shipped,-O3)
+comma := ,
+define drive
+$(CXX) -std=c++17 -pthread -fno-math-errno $(2) $(DRIVERS) $(KERNELS) -o build/sanitize/$(1)
+build/sanitize/$(1) $(SANITIZE_SEED)
+endef
 
 clean:
 	rm -rf build out .pytest_cache .mypy_cache .ruff_cache src/*.egg-info

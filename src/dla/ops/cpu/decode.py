@@ -14,7 +14,6 @@ from dla.ops.state import DynamicState, LogLinearState, State
 from dla.ops.state.pools import longest_short, most_loose
 from dla.ops.state.spans import GROWTH, Spans
 
-
 WASTE = 10  # one part in so many of the pools may be free
 
 
