@@ -4,7 +4,7 @@ PYTHON ?= python3
 VENV := .venv
 PY := $(VENV)/bin/python
 STAMP := $(VENV)/.installed
-SOURCES := pyproject.toml constraints.txt setup.py $(wildcard src/dla/ops/cpu/*.cpp)
+SOURCES := pyproject.toml constraints.txt setup.py $(wildcard src/dla/ops/cpu/*.cpp src/dla/ops/cpu/*.h)
 ONE_THREAD := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
 
 .PHONY: install demo test test-all lint format bench fuzz sanitize study clean
@@ -53,7 +53,7 @@ fuzz: $(STAMP)
 # The C++ kernels under sanitizers, and as shipped. A driver includes its kernel's source, or what it drives is linked.
 SANITIZE_SEED ?= 0
 DRIVERS := $(wildcard tests/sanitize/*.cpp)
-KERNELS := $(filter-out $(DRIVERS:tests/sanitize/%=src/dla/ops/cpu/%),$(wildcard src/dla/ops/cpu/*.cpp))
+KERNELS := $(filter-out $(DRIVERS:tests/sanitize/%=src/dla/ops/cpu/%),$(wildcard src/dla/ops/cpu/*.cpp src/dla/ops/cpu/*.h))
 sanitize:
 	mkdir -p build/sanitize
 	$(call drive,address,-O1 -g -fsanitize=address$(comma)undefined -fno-sanitize-recover=all)

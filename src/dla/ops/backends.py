@@ -6,7 +6,7 @@ fastest that can; only the reference decides for itself. ``segment``, which does
 
 import json
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
@@ -32,6 +32,7 @@ from dla.report import table
 Backend = Literal["auto", "reference", "chunked", "cpu", "triton"]
 Stage = Literal["decide", "attend", "decode"]
 BACKENDS: tuple[Backend, ...] = get_args(Backend)
+NOTHING: AbstractContextManager[None] = nullcontext()
 
 
 @dataclass(frozen=True)
@@ -119,7 +120,7 @@ def show(as_json: bool = False) -> str:
 def run(problem: Problem, backend: Backend) -> tuple[Tensor, State | None]:
     """Decide and attend, or decode: outputs and the state after them, if there is one."""
     check_choice("backend", backend, BACKENDS)
-    with torch.autocast(problem.device.type, enabled=False):
+    with _no_autocast(problem.device.type):
         if problem.decodes:
             return _choose("decode", problem, backend)(problem)
         decided = None
@@ -134,8 +135,13 @@ def decide(problem: Problem, backend: Backend) -> Decided:
     check_choice("backend", backend, BACKENDS)
     if problem.given is not None and not problem.soft:
         return Decided(problem.given)
-    with torch.autocast(problem.device.type, enabled=False):
+    with _no_autocast(problem.device.type):
         return _choose("decide", problem, backend)(problem)
+
+
+def _no_autocast(device: str) -> AbstractContextManager[Any]:
+    """Operators choose their own precision; where autocast is off, there is nothing to switch off."""
+    return torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else NOTHING
 
 
 def _choose(stage: Stage, problem: Problem, backend: Backend) -> Callable[..., Any]:

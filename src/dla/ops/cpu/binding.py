@@ -1,6 +1,8 @@
 """How tensors get to the C++ kernels."""
 
 import ctypes
+from collections.abc import Callable, Mapping
+from functools import cache
 from typing import Any, ClassVar
 
 from torch import Tensor
@@ -27,6 +29,11 @@ class Arguments(ctypes.Structure):
         kinds = ((numbers, ctypes.c_int64), (doubles, ctypes.c_double), (pointers, ctypes.c_void_p))
         return [(name, kind) for names, kind in kinds for name in names.split()]
 
+    def point(self, tensors: Mapping[str, Tensor | None]) -> None:
+        """Set the pointers to these tensors."""
+        for name, x in tensors.items():
+            setattr(self, name, None if x is None else x.data_ptr())
+
 
 def flat(x: Tensor) -> tuple[Tensor, int]:
     """x [B, T, heads, dim] as float32 with its heads side by side, and how far apart tokens are; a copy if need be."""
@@ -39,16 +46,17 @@ def flat(x: Tensor) -> tuple[Tensor, int]:
     return x, token
 
 
+@cache
+def _function(lib: ctypes.CDLL, name: str) -> Callable[..., int]:
+    function: Callable[..., int] = getattr(lib, name)
+    function.restype = ctypes.c_int64  # type: ignore[attr-defined]
+    return function
+
+
 def call(name: str, arguments: Arguments, tensors: dict[str, Tensor | None]) -> None:
     """Run a kernel on CPU tensors, which stay alive during the call."""
-    lib = library()
-    assert lib is not None
-    for field, x in tensors.items():
-        if x is not None:
-            setattr(arguments, field, x.data_ptr())
-    function = getattr(lib, name)
-    function.restype = ctypes.c_int64
-    failed = function(ctypes.byref(arguments))
+    arguments.point(tensors)
+    failed = _function(library(), name)(ctypes.byref(arguments))
     if failed == NO_MEMORY:
         raise MemoryError(f"{name} found no memory for its work")
     if failed:

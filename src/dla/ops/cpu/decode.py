@@ -1,6 +1,7 @@
 """The third stage in C++: one token of every sequence, on the carried state itself, in float32 and without beta."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -10,7 +11,7 @@ from dla.ops.cpu.attend import MEMORIES
 from dla.ops.cpu.binding import Arguments, call
 from dla.ops.problem import Problem
 from dla.ops.rules import FIRST_SCORE, TIE
-from dla.ops.state import DynamicState, LogLinearState, State
+from dla.ops.state import LogLinearState, State
 from dla.ops.state.pools import longest_short, most_loose
 from dla.ops.state.spans import GROWTH, Spans
 
@@ -45,17 +46,29 @@ def unable(problem: Problem) -> str | None:
     return None
 
 
-@torch.no_grad()
 def decode(problem: Problem) -> tuple[Tensor, State]:
     """The output [N, 1, H, dv] and the state after it, which is the given one if it may be changed."""
     state = problem.state if problem.inplace else problem.state.clone()
-    N, H, dk, dv = problem.shape
-    o = torch.empty(N, 1, H, dv)
+    o = torch.empty(problem.v.shape)
     tensors: dict[str, Tensor | None] = {"o": o, "length": state.length}
     for name in ("q", "k", "v", "lam", "g", "route"):
-        x = getattr(problem, name)
-        tensors[name] = None if x is None else x.float().contiguous()
-    arguments = DecodeArgs(
+        if (x := getattr(problem, name)) is not None:
+            tensors[name] = x.float().contiguous()
+    if problem.memory == "dynamic":
+        dynamic(problem, state.held, tensors)
+    else:
+        arguments = sizes(problem)
+        tensors["matrices"], arguments.states = (
+            (state.matrix, 1) if problem.memory == "single" else room_for_levels(state)
+        )
+        call("dla_decode", arguments, tensors)
+    state.length.add_(1)
+    return o.to(problem.v.dtype), state
+
+
+def sizes(problem: Problem) -> DecodeArgs:
+    N, H, dk, dv = problem.shape
+    return DecodeArgs(
         memory=MEMORIES.index(problem.memory),
         sequences=N,
         heads=H,
@@ -63,19 +76,10 @@ def decode(problem: Problem) -> tuple[Tensor, State]:
         dk=dk,
         dv=dv,
         width=0 if problem.lam is None else problem.lam.shape[-1],
+        recency=int(problem.slot_order == "recency"),
         threads=torch.get_num_threads(),
         scale=problem.scale,
-        states=1,
     )
-    if problem.memory == "single":
-        tensors["matrices"] = state.matrix
-    elif problem.memory == "log_linear":
-        tensors["matrices"], arguments.states = room_for_levels(state)
-    else:
-        return dynamic(problem, state, arguments, tensors, o), state
-    call("dla_decode", arguments, tensors)
-    state.length += 1
-    return o.to(problem.v.dtype), state
 
 
 def room_for_levels(state: LogLinearState) -> tuple[Tensor, int]:
@@ -85,83 +89,87 @@ def room_for_levels(state: LogLinearState) -> tuple[Tensor, int]:
     return state.levels, max(state.levels.shape[2], 1)
 
 
+# The dynamic memory.
+
+
 @dataclass
 class Ground:
     """What a decoding step needs beside a state's tensors, kept between steps: free places, norms, scratch."""
 
-    free_row: Tensor
+    norm: Tensor  # [N, H] of the current state
+    free_row: Tensor  # stacks
     free_matrix: Tensor
+    scratch: list[Tensor]  # new_row, freed and fold [N, H] int32, freed_rows [N, H] int64
     free_rows: int
     free_matrices: int
     longest: int  # most rows that a head has
-    norm: Tensor  # [N, H] of the current state
-    integers: Tensor  # scratch, [3, N, H] int32
-    freed_rows: Tensor  # [N, H]
+    arguments: DecodeArgs | None = None  # of the last step, all but the token; None when a tensor was replaced
+    options: Any = None  # that they were made with
 
     @classmethod
     def of(cls, held: Spans) -> "Ground":
         N, H, _, _ = held.shape
         rows, matrices = held.free()
-        free_row, free_matrix = stack(rows, 0, 0, len(held.keys)), stack(matrices, 0, 0, len(held.matrices))
-        longest = int(held.rows.sum(-1).max()) if held.rows.numel() else 0
-        norm = held.current().flatten(2).double().norm(dim=-1)
-        scratch = torch.empty(3, N, H, dtype=torch.int32)
         return cls(
-            free_row,
-            free_matrix,
-            len(rows),
-            len(matrices),
-            longest,
-            norm,
-            scratch,
-            torch.empty(N, H, dtype=torch.int64),
+            norm=held.current().flatten(2).double().norm(dim=-1),
+            free_row=stack(rows, 0, 0, len(held.keys)),
+            free_matrix=stack(matrices, 0, 0, len(held.matrices)),
+            scratch=[torch.empty(N, H, dtype=kind) for kind in (*[torch.int32] * 3, torch.int64)],
+            free_rows=len(rows),
+            free_matrices=len(matrices),
+            longest=int(held.rows.sum(-1).max()) if held.rows.numel() else 0,
         )
 
 
-def dynamic(
-    problem: Problem, state: DynamicState, arguments: DecodeArgs, tensors: dict[str, Tensor | None], o: Tensor
-) -> Tensor:
-    held, rules = state.held, problem.rules
-    assert isinstance(held, Spans)
+def dynamic(problem: Problem, held: Spans, tensors: dict[str, Tensor | None]) -> None:
     ground = make_room(held)
-    _, _, dk, dv = problem.shape
-    for name in ("matrices", "matrix", "factor", "rows", "count", "info", "places", "key_sums"):
-        tensors[name] = getattr(held, name)
-    tensors |= {"row_keys": held.keys, "row_values": held.values, "row_coefficient": held.coefficient}
-    tensors |= {"norm": ground.norm, "free_row": ground.free_row, "free_matrix": ground.free_matrix}
-    tensors |= dict(zip(("new_row", "freed", "fold"), ground.integers, strict=True))
-    tensors["freed_rows"] = ground.freed_rows
+    assert problem.lam is not None
+    options = (problem.rules, problem.slot_order, problem.scale, problem.k.shape[2], problem.lam.shape[-1],
+               torch.get_num_threads(), problem.routed, problem.g is None)  # fmt: skip
+    if ground.arguments is None or ground.options != options:
+        ground.arguments, ground.options = prepare(problem, held, ground), options
+    arguments = ground.arguments
+    arguments.given = int(problem.given is not None)
     if (made := problem.given) is not None:
         tensors |= {"score": made.score.float().contiguous(), "boundary": made.boundary.contiguous()}
         tensors["merged"] = made.merged.contiguous()
-        arguments.given = 1
-    arguments.states, arguments.stored = held.count.shape[2], held.matrices.element_size()
-    arguments.recency, arguments.block = int(problem.slot_order == "recency"), rules.block or 0
-    arguments.state_score = int(rules.score == "state")
-    arguments.longest_short, arguments.most_loose = longest_short(dk, dv), most_loose(dk, dv)
-    arguments.pool_matrices, arguments.pool_rows = len(held.matrices), len(held.keys)
-    arguments.places_room = held.places.shape[2]
     arguments.free_rows, arguments.free_matrices = ground.free_rows, ground.free_matrices
-    arguments.tau, arguments.tie, arguments.first_score = rules.tau, TIE, FIRST_SCORE
     call("dla_decode", arguments, tensors)
     if arguments.missing:
         ground.free_matrices = arguments.free_matrices
         grow_matrices(held, ground, arguments.missing)
         arguments.pool_matrices, arguments.free_matrices = len(held.matrices), ground.free_matrices
         call("dla_fold", arguments, {"matrices": held.matrices, "free_matrix": ground.free_matrix})
-    held.length += 1
     ground.free_rows, ground.free_matrices = arguments.free_rows, arguments.free_matrices
     ground.longest = arguments.longest
-    if wasteful(held, ground):
+    if wasteful(arguments):
         held.compact()
-    return o.to(problem.v.dtype)
 
 
-def wasteful(held: Spans, ground: Ground) -> bool:
+def prepare(problem: Problem, held: Spans, ground: Ground) -> DecodeArgs:
+    """The arguments of all steps that go on with these tensors and options."""
+    arguments, rules, (_, _, dk, dv) = sizes(problem), problem.rules, problem.shape
+    arguments.states, arguments.stored = held.count.shape[2], held.matrices.element_size()
+    arguments.block, arguments.state_score = rules.block or 0, int(rules.score == "state")
+    arguments.longest_short, arguments.most_loose = longest_short(dk, dv), most_loose(dk, dv)
+    arguments.pool_matrices, arguments.pool_rows = len(held.matrices), len(held.keys)
+    arguments.places_room = held.places.shape[2]
+    arguments.tau, arguments.tie, arguments.first_score = rules.tau, TIE, FIRST_SCORE
+    tensors = {
+        name: getattr(held, name) for name in ("matrices", "matrix", "factor", "rows", "count", "info", "places")
+    }
+    tensors |= {"row_keys": held.keys, "row_values": held.values, "row_coefficient": held.coefficient}
+    tensors |= {"norm": ground.norm, "free_row": ground.free_row, "free_matrix": ground.free_matrix}
+    tensors |= dict(zip(("new_row", "freed", "fold", "freed_rows"), ground.scratch, strict=True))
+    arguments.point({**tensors, "key_sums": held.key_sums})
+    return arguments
+
+
+def wasteful(a: DecodeArgs) -> bool:
     """Whether so much of the pools is free that smaller ones are worth a copy; a token of every head needs a row."""
-    (N, H, dk, dv), row = held.shape, held.shape[2] + held.shape[3]
-    free = ground.free_matrices * dk * dv + max(ground.free_rows - N * H, 0) * row
-    return free * WASTE > len(held.matrices) * dk * dv + len(held.keys) * row
+    matrix, row = a.dk * a.dv, a.dk + a.dv
+    free = a.free_matrices * matrix + max(a.free_rows - a.sequences * a.heads, 0) * row
+    return free * WASTE > a.pool_matrices * matrix + a.pool_rows * row
 
 
 def make_room(held: Spans) -> Ground:
@@ -169,12 +177,12 @@ def make_room(held: Spans) -> Ground:
     ground: Ground | None = held.ground
     if ground is None:
         ground = held.ground = Ground.of(held)
-    heads = held.count.shape[0] * held.count.shape[1]
+    heads = ground.norm.numel()
     if ground.free_rows < heads:
         grow_rows(held, ground, heads)
     if ground.longest + 1 >= held.places.shape[2]:
-        more = max(16, held.places.shape[2] // 8)
-        held.places = F.pad(held.places, (0, more), value=-1)
+        held.places = F.pad(held.places, (0, max(16, held.places.shape[2] // 8)), value=-1)
+        ground.arguments = None
     return ground
 
 
@@ -185,6 +193,7 @@ def grow_rows(held: Spans, ground: Ground, needed: int) -> None:
         setattr(held, name, torch.cat([x, x.new_zeros(more, *x.shape[1:])]))
     ground.free_row = stack(ground.free_row[: ground.free_rows], start, more, len(held.keys))
     ground.free_rows += more
+    ground.arguments = None
 
 
 def grow_matrices(held: Spans, ground: Ground, needed: int) -> None:
@@ -192,6 +201,7 @@ def grow_matrices(held: Spans, ground: Ground, needed: int) -> None:
     held.matrices = torch.cat([held.matrices, held.matrices.new_zeros(more, *held.matrices.shape[1:])])
     ground.free_matrix = stack(ground.free_matrix[: ground.free_matrices], start, more, len(held.matrices))
     ground.free_matrices += more
+    ground.arguments = None
 
 
 def stack(free: Tensor, start: int, more: int, room: int) -> Tensor:
