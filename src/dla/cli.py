@@ -305,15 +305,23 @@ def _bench_options(parser: argparse.ArgumentParser) -> None:
     figures.add_argument("--out", type=Path, metavar="FILE", help="write them as JSON there")
     figures.add_argument("--json", action="store_true", help="print them as JSON instead of a table")
     figures.set_defaults(run=_bench_figures)
-    operators = benches.add_parser("operators", help="time and state size of the three operators over lengths")
-    operators.add_argument("--lengths", type=int, nargs="+", default=[1024, 4096, 16384], metavar="T", help="tokens")
-    operators.add_argument("--heads", type=int, default=8, help="value heads (%(default)s)")
-    operators.add_argument("--key-heads", type=int, default=1, help="heads of q and k (%(default)s)")
-    operators.add_argument("--dk", type=int, default=128, help="width of q and k (%(default)s)")
-    operators.add_argument("--dv", type=int, default=64, help="width of v (%(default)s)")
-    operators.add_argument("--repeats", type=int, default=3, help="runs to take the median of (%(default)s)")
-    operators.add_argument("--json", action="store_true", help="print the figures as JSON instead of a table")
-    operators.set_defaults(run=_bench_operators)
+    ops = benches.add_parser("ops", help="prefill and decoding of the three memories beside softmax attention")
+    kinds = ["correlated", "every", "none", "drift", "captured"]
+    ops.add_argument("--streams", nargs="+", choices=kinds, default=kinds[:4], help="of tokens (all but captured)")
+    ops.add_argument("--length", type=int, default=16383, metavar="T", help="tokens (%(default)s)")
+    ops.add_argument("--heads", type=int, default=8, help="value heads (%(default)s)")
+    ops.add_argument("--key-heads", type=int, default=1, help="heads of q and k (%(default)s)")
+    ops.add_argument("--dk", type=int, default=128, help="width of q and k (%(default)s)")
+    ops.add_argument("--dv", type=int, default=64, help="width of v (%(default)s)")
+    ops.add_argument("--capacity", type=int, default=30, help="states of the dynamic memory (%(default)s)")
+    ops.add_argument("--rounds", type=int, default=7, help="to take medians of (%(default)s)")
+    ops.add_argument("--chunked", type=int, default=1, metavar="N", help="rounds with the torch backend (%(default)s)")
+    ops.add_argument("--decoded", type=int, default=512, metavar="N", help="tokens to decode (%(default)s)")
+    ops.add_argument("--model", metavar="DIR", help="a trained model, for the stream captured")
+    ops.add_argument("--text", type=Path, metavar="FILE", help="that it reads")
+    ops.add_argument("--out", type=Path, metavar="FILE.json", help="write figures there, and a picture beside them")
+    ops.add_argument("--json", action="store_true", help="print the figures as JSON instead of tables")
+    ops.set_defaults(run=_bench_ops)
     _bench_model_options(benches)
 
 
@@ -424,11 +432,15 @@ def _bench_figures(args: argparse.Namespace) -> int:
     return run(args.out, repeats=args.repeats, as_json=args.json)
 
 
-def _bench_operators(args: argparse.Namespace) -> int:
-    from dla.bench.operators import run
+def _bench_ops(args: argparse.Namespace) -> int:
+    from dla.bench.ops import run
+    from dla.bench.streams import Shape
 
-    sizes = {"heads": args.heads, "key_heads": args.key_heads, "dk": args.dk, "dv": args.dv}
-    return run(args.lengths, **sizes, repeats=args.repeats, as_json=args.json)
+    shape = Shape(args.length, args.heads, args.key_heads, args.dk, args.dv, args.capacity)
+    options = {
+        name: getattr(args, name) for name in ("streams", "rounds", "chunked", "decoded", "model", "text", "out")
+    }
+    return run(shape, **options, as_json=args.json)
 
 
 def _info_options(parser: argparse.ArgumentParser) -> None:

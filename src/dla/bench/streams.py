@@ -5,7 +5,10 @@ and on how the tokens share out among the states. So the stream is fixed here on
 every measurement.
 """
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -86,6 +89,82 @@ def correlated(
         beta=None if step is None else step.to(dtype),
         changes=changes,
     )
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Of one call: that of a Mamba-2 layer's heads, unless told otherwise."""
+
+    length: int = 16383
+    heads: int = 8
+    key_heads: int = 1
+    dk: int = 128
+    dv: int = 64
+    capacity: int = 30
+
+
+def every(seed: int, shape: Shape) -> Stream:
+    """Keys and values without any likeness: at tau = 0.6 every token opens a state."""
+    s, generator = _like(seed, shape), torch.Generator().manual_seed(seed + 1)
+    k, v = (torch.randn(x.shape, generator=generator) for x in (s.k, s.v))
+    return replace(s, k=k, v=v)
+
+
+def none(seed: int, shape: Shape) -> Stream:
+    """One key and value for all tokens, with little noise: nobody opens a state but the first."""
+    s, generator = _like(seed, shape), torch.Generator().manual_seed(seed + 1)
+    k, v = (x[:, :1] + 0.05 * torch.randn(x.shape, generator=generator) for x in (s.k, s.v))
+    return replace(s, k=k, v=v)
+
+
+def drift(seed: int, shape: Shape) -> Stream:
+    """Keys and values that wander slowly, x_t = 0.99 x_(t-1) + noise: states are opened late, and all look alike."""
+    s, generator = _like(seed, shape), torch.Generator().manual_seed(seed + 1)
+
+    def wander(x: Tensor) -> Tensor:
+        noise = (1 - 0.99**2) ** 0.5 * torch.randn(x.shape, generator=generator)
+        noise[:, 0] /= (1 - 0.99**2) ** 0.5
+        for t in range(1, noise.shape[1]):
+            noise[:, t] += 0.99 * noise[:, t - 1]
+        return noise
+
+    return replace(s, k=wander(s.k), v=wander(s.v))
+
+
+def _like(seed: int, shape: Shape) -> Stream:
+    return correlated(seed, length=shape.length, heads=shape.heads, key_heads=shape.key_heads, dk=shape.dk, dv=shape.dv)
+
+
+STREAMS: dict[str, Callable[[Shape], Stream]] = {
+    "correlated": lambda shape: _like(0, shape),
+    "every": lambda shape: every(0, shape),
+    "none": lambda shape: none(0, shape),
+    "drift": lambda shape: drift(0, shape),
+}
+
+
+@torch.no_grad()
+def captured(folder: str | None, text: Path | None, length: int) -> Stream:
+    """What a layer in the middle of a trained model gives its memory while it reads a text (bytes are its tokens)."""
+    from dla.models import DLAForCausalLM
+
+    if folder is None or text is None:
+        raise ValueError("the stream captured needs a model and a text: --model FOLDER --text FILE")
+    model = DLAForCausalLM.from_pretrained(folder).eval()
+    found: dict[str, Any] = {}
+    memory = model.model.layers[len(model.model.layers) // 2].mixer.memory
+
+    def keep(module: Any, args: tuple[Any, ...]) -> None:
+        found.update(made=args[1], lam=module.slots(args[0]))
+
+    hook = memory.register_forward_pre_hook(keep)
+    ids = torch.tensor([list(text.read_bytes()[:length])])
+    model(ids, use_cache=False, logits_to_keep=1)
+    hook.remove()
+    made = found["made"]
+    g = torch.zeros(made.v.shape[:3]) if made.g is None else made.g
+    changes = torch.zeros(ids.shape, dtype=torch.bool)
+    return Stream(made.q, made.k, made.v, found["lam"], g, made.beta, changes)
 
 
 def describe(segmentation: Segmentation, dk: int, dv: int, *, samples: int = 8) -> dict[str, float]:

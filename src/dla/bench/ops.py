@@ -1,0 +1,244 @@
+"""`dla bench ops`: prefill and decoding of the three memories beside softmax attention, on streams of several kinds.
+
+All calls of a stream take turns in one run, so that whatever else the machine does falls on all of them; what is shown
+is medians, and ratios with the spread of their rounds (the quartiles). A matrix product and a copy measured in the same
+turns say how far a figure is from what the machine can do.
+"""
+
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from dla.bench.figures import machine
+from dla.bench.streams import STREAMS, Shape, Stream, captured, describe
+from dla.ops import backends, dynamic_linear_attention, linear_attention, log_linear_attention, segment
+from dla.ops.state import State
+from dla.report import table
+
+Row = dict[str, Any]
+RATIOS = (
+    ("dynamic", "single"),
+    ("dynamic", "log_linear"),
+    ("log_linear", "single"),
+    ("sdpa", "dynamic"),
+    ("chunked dynamic", "dynamic"),
+    ("chunked single", "single"),
+    ("scan", "decide"),
+)
+SLOW = ("chunked dynamic", "chunked single", "scan")  # take part in few rounds
+MATMUL = 1024  # rows and columns of the product that stands for the machine
+
+
+def run(
+    shape: Shape,
+    *,
+    streams: Sequence[str],
+    rounds: int,
+    chunked: int = 1,
+    decoded: int = 512,
+    model: str | None = None,
+    text: Path | None = None,
+    out: Path | None = None,
+    as_json: bool = False,
+) -> int:
+    """Measure every stream, print tables, and write JSON and a picture to ``out``; the exit code.
+
+    chunked: rounds in which the chunked backend and the scan take part too, which are slow.
+    decoded: tokens of each stream that are decoded, spread evenly over its second half.
+    """
+    found = []
+    for name in streams:
+        made = captured(model, text, shape.length) if name == "captured" else STREAMS[name](shape)
+        found.append({"stream": name, **measure(made, shape, rounds, chunked, decoded)})
+        if not as_json:
+            show(found[-1])
+    report = {"machine": machine(), "shape": vars(shape), "rounds": rounds, "streams": found}
+    if out is not None:
+        from dla.bench.ops_picture import draw
+
+        out.parent.mkdir(parents=True, exist_ok=True)
+        out.write_text(json.dumps(report, indent=2) + "\n")
+        out.with_suffix(".png").write_bytes(draw(report))
+        print(f"figures in {out}, a picture in {out.with_suffix('.png')}", file=sys.stderr)
+    if as_json:
+        print(json.dumps(report, indent=2))
+    return 0
+
+
+@torch.no_grad()
+def measure(s: Stream, shape: Shape, rounds: int, chunked: int, decoded: int) -> Row:
+    made = segment(s.k, s.v, s.g, capacity=shape.capacity)
+    T, dk, dv = s.k.shape[1], s.k.shape[3], s.v.shape[3]
+    figures = describe(made, dk, dv)
+    calls = prefills(s, shape)
+    slow = {name: calls.pop(name) for name in SLOW}
+    times = interleaved(calls, rounds)
+    if chunked:  # against what they are held to, measured in the same turns
+        own = {name: calls[name] for name in ("dynamic", "single", "decide")}
+        apart = interleaved({**own, **slow}, chunked)
+        for name in own:
+            apart[f"{name} beside"] = apart.pop(name)
+        times |= apart
+    rows = [prefill_row(name, x, figures["W"], s) for name, x in times.items()]
+    decoding = decode(s, shape, decoded)
+    return {
+        "tokens": T,
+        "boundary_rate": figures["boundary_rate"],
+        "W": figures["W"],
+        "prefill": rows,
+        "ratios": [ratio for pair in RATIOS if (ratio := compare(times, *pair))],
+        "decode": decoding,
+    }
+
+
+def prefills(s: Stream, shape: Shape) -> dict[str, Callable[[], object]]:
+    H, dk = s.v.shape[2], s.k.shape[3]
+    q, k, v = (x.transpose(1, 2) for x in (s.q, s.k, s.v))
+    k, q = (x.expand(-1, H, -1, -1) if x.shape[1] == 1 else x.repeat_interleave(H // x.shape[1], 1) for x in (k, q))
+    v_padded = F.pad(v, (0, dk - v.shape[3])) if v.shape[3] < dk else v  # SDPA is fast with one width alone
+    square = torch.randn(MATMUL, MATMUL)
+    source, target = s.v.clone(), torch.empty_like(s.v)
+    rules: dict[str, Any] = {"capacity": shape.capacity}
+
+    def dynamic(**options: Any) -> object:
+        return dynamic_linear_attention(s.q, s.k, s.v, s.lam, s.g, **rules, **options)
+
+    def scan() -> object:
+        """Decisions token by token, whatever would be faster."""
+        rows = backends.TABLE["decide"]
+        backends.TABLE["decide"] = tuple(row for row in rows if row.kind != "by chunks")
+        try:
+            return segment(s.k, s.v, s.g, **rules)
+        finally:
+            backends.TABLE["decide"] = rows
+
+    return {
+        "single": lambda: linear_attention(s.q, s.k, s.v, s.g),
+        "log_linear": lambda: log_linear_attention(s.q, s.k, s.v, s.lam, s.g),
+        "dynamic": dynamic,
+        "decide": lambda: segment(s.k, s.v, s.g, **rules),
+        "sdpa": lambda: F.scaled_dot_product_attention(q, k, v_padded, is_causal=True),
+        "matmul": lambda: square @ square,
+        "copy": lambda: target.copy_(source),
+        "chunked dynamic": lambda: dynamic(backend="chunked"),
+        "chunked single": lambda: linear_attention(s.q, s.k, s.v, s.g, backend="chunked"),
+        "scan": scan,
+    }
+
+
+def interleaved(calls: dict[str, Callable[[], object]], rounds: int) -> dict[str, list[float]]:
+    """Seconds of every call in every round, after one round that does not count."""
+    times: dict[str, list[float]] = {name: [] for name in calls}
+    for i in range(rounds + 1):
+        for name, call in calls.items():
+            start = time.perf_counter()
+            call()
+            if i:
+                times[name].append(time.perf_counter() - start)
+    return times
+
+
+def compare(times: dict[str, list[float]], above: str, below: str) -> Row | None:
+    """The ratio of two calls: its median over the rounds, and the quartiles."""
+    if above not in times:
+        return None
+    beside = f"{below} beside" if above in SLOW else below
+    ratios = sorted(a / b for a, b in zip(times[above], times[beside], strict=True))
+    low, high = ratios[len(ratios) // 4], ratios[-1 - len(ratios) // 4]
+    return {"ratio": f"{above} / {below}", "median": statistics.median(ratios), "low": low, "high": high}
+
+
+def prefill_row(name: str, seconds: list[float], W: float, s: Stream) -> Row:
+    median = statistics.median(seconds)
+    (B, T, H, dv), dk = s.v.shape, s.k.shape[3]
+    # multiplications that the memory cannot do without: a read of every state and the write, in units of dk dv
+    units = {"single": 2.0, "log_linear": 1 + 1 + (T.bit_length() - 1) / 2, "dynamic": 1 + W}
+    flops: float | None = None
+    if name.split()[-1] in units and "beside" not in name:
+        flops = 2 * units[name.split()[-1]] * B * T * H * dk * dv / median / 1e9
+    elif name == "sdpa":
+        flops = 2 * B * H * T * T / 2 * (dk + dv) / median / 1e9
+    elif name == "matmul":
+        flops = 2 * MATMUL**3 / median / 1e9
+    bandwidth = 2 * s.v.nbytes / median / 1e9 if name == "copy" else None
+    return {"call": name, "ms": 1e3 * median, "tokens/s": B * T / median, "GFLOP/s": flops, "GB/s": bandwidth}
+
+
+# Decoding.
+
+
+@torch.no_grad()
+def decode(s: Stream, shape: Shape, tokens: int) -> list[Row]:
+    """One token after another at places spread over the second half of the stream: time, bytes, W."""
+    T, H, dk = s.v.shape[1], s.v.shape[2], s.k.shape[3]
+    places = 16
+    each, starts = max(1, tokens // places), [T // 2 + i * (T // 2) // places for i in range(places)]
+    memories: dict[str, Callable[..., tuple[Tensor, Any]]] = {
+        "single": lambda x, **o: linear_attention(x.q, x.k, x.v, x.g, **o),
+        "log_linear": lambda x, **o: log_linear_attention(x.q, x.k, x.v, x.lam, x.g, **o),
+        "dynamic": lambda x, **o: dynamic_linear_attention(x.q, x.k, x.v, x.lam, x.g, capacity=shape.capacity, **o),
+    }
+    seconds: dict[str, list[float]] = {name: [] for name in (*memories, "sdpa", "read once")}
+    held: dict[str, list[int]] = {name: [] for name in memories}
+    states: dict[str, State | None] = dict.fromkeys(memories)
+    at = 0
+    for start in starts:
+        for name, call in memories.items():
+            _, states[name] = call(piece(s, at, start), initial_state=states[name], output_final_state=True)
+        at = min(start + each, T)
+        k, v = (x[:, :start].transpose(1, 2).expand(-1, H, -1, -1).contiguous() for x in (s.k, s.v))
+        v = F.pad(v, (0, dk - v.shape[3])) if v.shape[3] < dk else v
+        for t in range(start, at):
+            for name, call in memories.items():
+                one, began = piece(s, t, t + 1), time.perf_counter()
+                call(one, initial_state=states[name], inplace=True)
+                seconds[name].append(time.perf_counter() - began)
+                held[name].append(live_bytes(states[name]))
+            bytes_ = torch.empty(held["dynamic"][-1] // 4)
+            seconds["read once"].append(_timed(bytes_.sum))
+            if t < start + 4:
+                q = s.q[:, t : t + 1].transpose(1, 2).expand(-1, H, -1, -1)
+                seconds["sdpa"].append(_timed(partial(F.scaled_dot_product_attention, q, k, v)))
+    rows: list[Row] = []
+    for name, x in seconds.items():
+        rows.append({"call": name, "us": 1e6 * statistics.mean(x), "median us": 1e6 * statistics.median(x),
+                     "bytes": statistics.mean(held[name]) if name in held else None})  # fmt: skip
+    return rows
+
+
+def live_bytes(state: Any) -> int:
+    """Of Log-Linear the levels that are live, of which there are as many as its length has bits; else all."""
+    if hasattr(state, "levels"):
+        matrix = state.levels[0, 0, 0].numel() * 4 * state.levels.shape[1]
+        return sum(int(n).bit_count() for n in state.length.tolist()) * matrix
+    return int(state.nbytes)
+
+
+def piece(s: Stream, start: int, end: int) -> Stream:
+    cut = {name: x[:, start:end] for name, x in vars(s).items() if isinstance(x, Tensor)}
+    return replace(s, **cut)
+
+
+def _timed(call: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    call()
+    return time.perf_counter() - start
+
+
+def show(found: Row) -> None:
+    about = f"{found['tokens']} tokens, boundary rate {found['boundary_rate']:.3f}, W {found['W']:.1f}"
+    print(f"\n{found['stream']}: {about}\n\n{table(found['prefill'])}\n")
+    rounded = [
+        {name: f"{x:.2f}" if isinstance(x, float) else x for name, x in ratio.items()} for ratio in found["ratios"]
+    ]
+    print(f"{table(rounded)}\n\none token, over the second half of the stream\n\n{table(found['decode'])}")
