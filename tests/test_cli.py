@@ -24,14 +24,25 @@ def test_wrong_commands_are_explained(argv, capsys):
     assert "usage: dla" in capsys.readouterr().err
 
 
-def test_bench_prints_what_it_measured(capsys):
-    sizes = ["--heads", "2", "--dk", "8", "--dv", "4", "--repeats", "1", "--lengths", "40"]
-    assert cli.main(["bench", "operators", *sizes, "--json"]) == 0
-    rows = json.loads(capsys.readouterr().out)["rows"]
-    assert [row["operator"] for row in rows] == ["dynamic", "log_linear", "linear"]
-    assert all(row["seconds"] > 0 and row["state bytes"] > 0 for row in rows)
-    assert cli.main(["bench", "operators", *sizes]) == 0
+def test_bench_prints_what_it_measured(tmp_path, capsys):
+    sizes = ["--heads", "2", "--dk", "8", "--dv", "4", "--rounds", "2", "--length", "70", "--decoded", "16"]
+    out = tmp_path / "ops.json"
+    assert cli.main(["bench", "ops", *sizes, "--streams", "correlated", "drift", "--json", "--out", str(out)]) == 0
+    streams = json.loads(capsys.readouterr().out)["streams"]
+    assert [stream["stream"] for stream in streams] == ["correlated", "drift"]
+    for stream in streams:
+        times = {row["call"]: row["ms"] for row in stream["prefill"]}
+        assert {"single", "log_linear", "dynamic", "sdpa", "chunked dynamic", "scan"} <= set(times)
+        assert all(value > 0 for value in times.values())
+        assert all(0 < ratio["low"] <= ratio["median"] <= ratio["high"] for ratio in stream["ratios"])
+        held = {row["call"]: row["bytes"] for row in stream["decode"]}
+        assert held["single"] == 2 * 8 * 4 * 4 + 8 and held["dynamic"] > 0
+    assert json.loads(out.read_text())["streams"] == streams
+    assert out.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
+    assert cli.main(["bench", "ops", *sizes, "--streams", "every", "--chunked", "0"]) == 0
     assert "tokens/s" in capsys.readouterr().out
+    assert cli.main(["bench", "ops", *sizes, "--streams", "captured"]) == 2
+    assert "--model" in capsys.readouterr().err
 
 
 def test_info_generate_and_convert_are_commands(tmp_path, capsys):
@@ -115,7 +126,7 @@ sys.exit(cli.main())
 """
 COMMANDS = {
     "generate": ("generate", "mamba2-mini", "--prompt", "a", "--max-new-tokens", "100000"),
-    "bench": ("bench", "operators", "--lengths", "16384", "--repeats", "1000"),
+    "bench": ("bench", "ops", "--rounds", "1000"),
     "eval": ("eval", "mamba2-mini", "--task", "niah_single_1_8192", "--samples", "50", "--out", "{out}/e.json"),
     "demo": ("demo", "--out", "{out}"),
     "inspect": ("inspect", "stream", "--out", "{out}"),

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from dla.ops.state import DynamicState, LinearState, LogLinearState, load_state
+from dla.ops.state import DynamicState, LinearState, LogLinearState, State, load_state
 from tests.ops.common import (
     BACKENDS,
     OPERATORS,
@@ -196,6 +196,7 @@ def test_cat(operator: str, case: Case) -> None:
     """Sequences of different lengths go on in one batch."""
     parts = [state_after(operator, case, length, seed=length, B=B) for length, B in ((5, 1), (T, 2), (17, 1))]
     joined = KINDS[operator].cat(parts)
+    assert_same_state(State.cat(parts), joined, 0.0)  # whatever kind they are of
     x = case.inputs(9, seed=2, B=4)
     o, after = go_on(operator, case, joined, x)
     row = 0

@@ -28,14 +28,14 @@ def decided(case: Case, x: dict[str, torch.Tensor], T: int, **more: Any) -> Any:
 
 
 @pytest.mark.parametrize(("T", "case"), CASES, ids=str)
-def test_dynamic(T: int, case: Case) -> None:
+def test_dynamic(T: int, case: Case, level: str) -> None:
     x = case.inputs(T, seed=T, dk=6, dv=5)
     made = decided(case, x, T)
     assert_as_good_as_torch("dynamic", x, **case.options(T), segmentation=made, output_final_state=True)
 
 
 @pytest.mark.parametrize("case", kernel_cases(24, seed=50), ids=str)
-def test_dynamic_goes_on_from_a_state(case: Case) -> None:
+def test_dynamic_goes_on_from_a_state(case: Case, level: str) -> None:
     case = replace(case, packed=False)
     x = case.inputs(150, seed=3, dk=5, dv=17)
     for split in (1, 40, 64, 147):
@@ -53,7 +53,7 @@ def test_dynamic_goes_on_from_a_state(case: Case) -> None:
 @pytest.mark.parametrize("mode", ["plain", "decay"])
 @pytest.mark.parametrize("operator", ["linear", "log_linear"])
 @pytest.mark.parametrize("T", LENGTHS)
-def test_baselines(T: int, operator: str, mode: str) -> None:
+def test_baselines(T: int, operator: str, mode: str, level: str) -> None:
     x = make_inputs(mode, T=T, H=4, Hk=2, dk=7, dv=6, width=6, seed=T)
     assert_as_good_as_torch(operator, x, output_final_state=True)
 
@@ -61,7 +61,7 @@ def test_baselines(T: int, operator: str, mode: str) -> None:
 @pytest.mark.parametrize("mode", ["plain", "decay"])
 @pytest.mark.parametrize("operator", ["linear", "log_linear"])
 @pytest.mark.parametrize("split", [1, 5, 63, 64, 100, 128])
-def test_baselines_go_on_from_a_state(split: int, operator: str, mode: str) -> None:
+def test_baselines_go_on_from_a_state(split: int, operator: str, mode: str, level: str) -> None:
     x = make_inputs(mode, T=210, H=2, dk=4, dv=3, width=9, seed=split)
     _, state = call(operator, cast(cut(x, 0, split), torch.float32), output_final_state=True, backend="cpu")
     assert_as_good_as_torch(operator, cut(x, split, 210), initial_state=state, output_final_state=True)

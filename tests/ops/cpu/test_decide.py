@@ -63,7 +63,7 @@ CASES = [(T, case) for i, T in enumerate(LENGTHS) for case in kernel_cases(5 if 
 
 
 @pytest.mark.parametrize(("T", "case"), CASES, ids=str)
-def test_decisions(T: int, case: Case) -> None:
+def test_decisions(T: int, case: Case, level: str) -> None:
     x, rules = case.inputs(T, seed=T, dk=6, dv=5), case.rules(T)
     assert_same(by_chunks(x, **rules), reference(x, **rules), rules["tau"], case.block)
 
@@ -105,7 +105,7 @@ def test_any_size_and_magnitude(dk: int, dv: int, T: int, seed: int, tau: float,
         assert_same(found, reference(x, **rules), tau, case.block, **allowed)
 
 
-def test_flips_are_rare_and_near() -> None:
+def test_flips_are_rare_and_near(level: str) -> None:
     """A long stream: how many decisions differ from the scan's, which computes every state afresh."""
     for seed, noise in ((0, 0.25), (1, 0.6), (2, 1.0)):
         x = cast(make_inputs("decay", T=3000, H=4, dk=32, dv=16, noise=noise, seed=seed), torch.float32)

@@ -45,7 +45,7 @@ def close(found: torch.Tensor, expected: torch.Tensor, tolerance: float = 2e-5) 
 
 @pytest.mark.parametrize("case", kernel_cases(30, seed=70, packed=False), ids=str)
 @pytest.mark.parametrize("split", [1, 40, 64])
-def test_steps_are_a_prefill(case: Case, split: int) -> None:
+def test_steps_are_a_prefill(case: Case, split: int, level: str) -> None:
     if case.capacity is None:
         case = replace(case, capacity=7)
     x = cast(case.inputs(T, seed=split, dk=6, dv=5), torch.float32)
@@ -70,7 +70,7 @@ def test_steps_are_a_prefill(case: Case, split: int) -> None:
 @pytest.mark.parametrize("mode", ["plain", "decay"])
 @pytest.mark.parametrize("operator", ["linear", "log_linear"])
 @pytest.mark.parametrize("split", [1, 63, 64, 100])
-def test_steps_of_the_baselines(split: int, operator: str, mode: str) -> None:
+def test_steps_of_the_baselines(split: int, operator: str, mode: str, level: str) -> None:
     x = cast(make_inputs(mode, T=T, H=4, Hk=2, dk=7, dv=19, width=6), torch.float32)
     expected, whole = call(operator, x, output_final_state=True, backend="cpu")
     _, state = call(operator, cut(x, 0, split), output_final_state=True, backend="cpu")

@@ -20,10 +20,9 @@ struct Named {
     const Level *level;
 };
 
-// The best instruction set of this machine, or a lower one that DLA_CPU_LEVEL names.
-Named choose_level() {
+// The best instruction set of this machine, or a lower one that is asked for.
+Named choose_level(const char *asked) {
 #if defined(__x86_64__) && defined(__GNUC__)
-    const char *asked = getenv("DLA_CPU_LEVEL");
     const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi2");
     const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                         __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
@@ -31,12 +30,14 @@ Named choose_level() {
     const bool portable = asked && !strcmp(asked, "portable");
     if (avx512 && !portable && !(asked && !strcmp(asked, "avx2"))) return {"avx512", &dla_level_avx512};
     if (avx2 && !portable) return {"avx2", &dla_level_avx2};
+#else
+    (void)asked;
 #endif
     return {"portable", &dla_level_portable};
 }
 
-const Named &level() {
-    static const Named chosen = choose_level();
+Named &level() {
+    static Named chosen = choose_level(getenv("DLA_CPU_LEVEL"));
     return chosen;
 }
 
@@ -308,6 +309,7 @@ int64_t decode(DecodeArgs &a) {
 
 extern "C" {
 const char *dla_level() { return level().name; }
+const char *dla_use_level(const char *asked) { return (level() = choose_level(asked)).name; }  // for tests; no call may run
 int64_t dla_attend(const AttendArgs *args) { return attend(*args); }
 int64_t dla_decide(const DecideArgs *args) { return decide(*args); }
 int64_t dla_decode(DecodeArgs *args) { return decode(*args); }

@@ -39,6 +39,15 @@ def missing() -> str | None:
     return _load()[1]
 
 
+def level(asked: str | None = None) -> str | None:
+    """The instruction set that the kernels use, after choosing the ``asked`` one (or the best below) if it is given."""
+    if (lib := library()) is None:
+        return None
+    lib.dla_level.restype = lib.dla_use_level.restype = ctypes.c_char_p
+    name: bytes = lib.dla_level() if asked is None else lib.dla_use_level(asked.encode())
+    return name.decode()
+
+
 def forget() -> None:
     """Look for it anew at the next call."""
     _load.cache_clear()

@@ -110,7 +110,7 @@ class State:
         first = states[0]
         if any(s._kind() != first._kind() for s in states):
             raise ValueError("cat takes states of one kind, shape and settings, got " + ", ".join(map(repr, states)))
-        return cls._joined(states)
+        return type(first)._joined(states)
 
     @classmethod
     def _joined(cls, states: "Sequence[Self]") -> Self:
