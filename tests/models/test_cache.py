@@ -643,3 +643,15 @@ def test_incomplete_snapshot(snapshot: Path, damage: dict[str, Any]) -> None:
     rewritten(snapshot, **damage)
     with pytest.raises(ValueError, match="path"):
         DLACache.load(snapshot)
+
+
+def test_states_in_bfloat16() -> None:
+    """Half the memory of a context, through prefill, decoding and a snapshot; logits stay near."""
+    wide, narrow = (make("mamba2-dynamic", torch.float32, state_dtype=kind) for kind in (None, "bfloat16"))
+    ids = tokens(2, 60)
+    expected, whole = stream(wide, ids, [40] + [1] * 20)
+    found, cache = stream(narrow, ids, [40] + [1] * 20)
+    held = [layer.state for layer in cache.layers]
+    assert all(state.state_dtype == torch.bfloat16 for state in held)
+    assert sum(state.content_bytes for state in held) < 0.65 * sum(layer.state.content_bytes for layer in whole.layers)
+    assert (found - expected).norm() < 0.1 * expected.norm()

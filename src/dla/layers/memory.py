@@ -151,6 +151,7 @@ class DynamicMemory(Memory):
         sharpness_start: float = SHARPNESS,
         temperature: float | None = None,
         slot_order: SlotOrder = "chronological",
+        state_dtype: str | None = None,
         **rules: Any,
     ) -> None:
         super().__init__()
@@ -165,6 +166,7 @@ class DynamicMemory(Memory):
         self.sharpness_start = sharpness_start
         self.temperature = temperature
         self.slot_order = slot_order
+        self.state_dtype: torch.dtype | None = None if state_dtype is None else getattr(torch, state_dtype)
         self.rules = {name: rules[name] for name in self.rule_names}
         self.reset_parameters()
 
@@ -201,6 +203,7 @@ class DynamicMemory(Memory):
             segmentation=self._noted(made, notes, options["cu_seqlens"]),
             initial_state=past,
             inplace=_inplace(past, made, options),
+            state_dtype=self.state_dtype,
             **options,
         )
 

@@ -51,6 +51,6 @@ def make_memory(config: DLAConfig, kind: str) -> Memory:
         return SingleMemory()
     if kind == "log_linear":
         return LogLinearMemory(config.hidden_size, heads, config.level_width, config.slot_bias)
-    options = ("slot_bias", "slot_rank", "routed", "sharpness", "sharpness_start", "temperature", "slot_order")
-    chosen = {name: getattr(config, name) for name in (*options, *DynamicMemory.rule_names)}
+    reads = ("slot_bias", "slot_rank", "routed", "sharpness", "sharpness_start", "temperature", "slot_order")
+    chosen = {name: getattr(config, name) for name in (*reads, "state_dtype", *DynamicMemory.rule_names)}
     return DynamicMemory(config.hidden_size, heads, width=config.slot_width, **chosen)

@@ -62,6 +62,7 @@ class DLAConfig(PreTrainedConfig):
         capacity, tau, merge, score, slot_order, block: of the dynamic memory, as in ``dynamic_linear_attention``.
         temperature: of the soft gate while training; None is the hard gate.
         routed: reads weighted also by how well the query fits a state's keys, with a learned sharpness a head.
+        state_dtype: what the dynamic memory holds its states in: "bfloat16" for half the bytes; None: float32.
         sharpness: of routed reads: "head", or "token" where the layer's input moves it; sharpness_start: at first.
         slots: width of lam for the dynamic memory (None: the capacity). levels: for log-linear (None: what
             ``max_position_embeddings`` needs). slot_bias: a learned bias in lam.
@@ -121,6 +122,7 @@ class DLAConfig(PreTrainedConfig):
     routed: bool = False
     sharpness: str = "head"
     sharpness_start: float = 4.0
+    state_dtype: str | None = None
     slots: int | None = None
     levels: int | None = None
     slot_bias: bool = False
@@ -308,6 +310,10 @@ class DLAConfig(PreTrainedConfig):
         check_choice("sharpness", self.sharpness, SHARPNESSES)
         if self.sharpness != "head" and not self.routed:
             raise ValueError(f'sharpness="{self.sharpness}" is of routed reads: it needs routed=True')
+        if self.state_dtype is not None:
+            check_choice("state_dtype", self.state_dtype, ("float32", "bfloat16"))
+            if self.capacity is None:
+                raise ValueError(f"state_dtype={self.state_dtype!r} needs a capacity, which is None")
         if not (math.isfinite(self.sharpness_start) and self.sharpness_start > 0):
             raise ValueError(f"sharpness_start must be a finite number > 0, got {self.sharpness_start}")
         check_temperature(self.temperature, carries_state=False)

@@ -196,7 +196,8 @@ def empty_state(config: DLAConfig, memory: str, context: int) -> State:
         return LinearState.empty(*shape, torch.float32, "meta")
     if memory == "log_linear":
         return LogLinearState.empty(*shape, torch.float32, "meta", tokens=context)
-    return DynamicState.empty(*shape, config.capacity, config.routed, torch.float32, "meta", tokens=context)
+    made = DynamicState.empty(*shape, config.capacity, config.routed, torch.float32, "meta", tokens=context)
+    return made if config.state_dtype is None else made.stored_in(getattr(torch, config.state_dtype))
 
 
 def kv_cache_bytes(config: DLAConfig, tokens: int) -> int:

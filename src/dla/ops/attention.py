@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from dla.names import check_choice
@@ -15,6 +16,7 @@ from dla.ops.checks import (
     check_scale,
     check_segmentation,
     check_state,
+    check_state_dtype,
     check_temperature,
     check_tensor,
 )
@@ -49,6 +51,7 @@ def dynamic_linear_attention(
     initial_state: DynamicState | None = None,
     output_final_state: bool = False,
     inplace: bool = False,
+    state_dtype: torch.dtype | None = None,
     cu_seqlens: Tensor | None = None,
     backend: Backend = "auto",
 ) -> tuple[Tensor, DynamicState | None]:
@@ -69,6 +72,8 @@ def dynamic_linear_attention(
         scale: of the outputs, dk ** -0.5 by default.
         segmentation: decisions to follow instead of making them.
         initial_state: the memory to continue from. inplace: update and return it.
+        state_dtype: what states are held in, torch.bfloat16 for half the bytes; None: as ``initial_state`` is, else as
+            they are computed.
         cu_seqlens: ends of the sequences packed in a batch of one: [0, ..., T].
         backend: "auto", "reference", "chunked", "cpu" or "triton".
 
@@ -88,11 +93,15 @@ def dynamic_linear_attention(
     check_choice("slot_order", slot_order, SLOT_ORDERS)
     check_tensor("lam", lam)
     check_temperature(temperature, initial_state is not None or output_final_state or inplace)
-    return _run(
+    check_state_dtype(state_dtype, capacity, initial_state)
+    if state_dtype is None and initial_state is not None:
+        state_dtype = initial_state.state_dtype
+    o, state = _run(
         "dynamic", backend, cu_seqlens, scale, initial_state, output_final_state, inplace, segmentation,
         q=q, k=k, v=v, lam=lam, g=g, beta=beta, route=route,
         rules=rules, slot_order=slot_order, temperature=temperature,
     )  # fmt: skip
+    return o, state if state is None or state_dtype is None else state.stored_in(state_dtype)
 
 
 @eager

@@ -12,6 +12,7 @@ from dla.ops.problem import Problem, compute_dtype
 from dla.ops.rules import MERGES, SCORES, Rules
 from dla.ops.segmentation import ALIVE, Segmentation
 from dla.ops.state import DynamicState, State
+from dla.ops.state.pools import STORED
 
 
 def check_operands(
@@ -161,6 +162,19 @@ def check_state(state: State | None, kind: type[State], k: Tensor, v: Tensor, se
         raise ValueError(f"initial_state must be {compute_dtype(k.dtype)} for inputs of {k.dtype}, got {state.dtype}")
     if state.device != k.device:
         raise ValueError(f"initial_state must be on {k.device} like k, got {state.device}")
+
+
+def check_state_dtype(dtype: object, capacity: int | None, state: object) -> None:
+    """What a dynamic memory's states may be held in."""
+    if dtype is None:
+        return
+    if dtype not in STORED:
+        kinds = ", ".join(map(str, STORED))
+        raise ValueError(f"state_dtype must be one of {kinds} or None (as they are computed), got {dtype!r}")
+    if capacity is None:
+        raise ValueError(f"state_dtype={dtype} needs a capacity: without one, states are the tokens as they came")
+    if isinstance(state, DynamicState) and state.state_dtype != dtype:
+        raise ValueError(f"initial_state is held in {state.state_dtype}, which must stay so, got state_dtype={dtype}")
 
 
 def check_dynamic_state(state: DynamicState | None, capacity: int | None, routed: bool | None) -> None:

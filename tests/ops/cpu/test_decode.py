@@ -158,3 +158,42 @@ def test_the_number_of_threads_changes_no_bit(threads: int, monkeypatch: pytest.
         assert steps("dynamic", x, state.clone(), 40, 80, **options).equal(expected)
     finally:
         torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("backend", ["cpu", "chunked"])
+def test_states_in_bfloat16(backend: str) -> None:
+    """Half the bytes; the error is that of rounding to eight bits, and does not grow over hundreds of steps."""
+    x = cast(make_inputs("decay", B=2, T=500, H=4, dk=32, dv=32, width=8), torch.float32)
+    options: dict[str, Any] = {"capacity": 8}
+    expected, whole = call("dynamic", x, **options, output_final_state=True, backend=backend)
+    first = {"output_final_state": True, "state_dtype": torch.bfloat16, "backend": backend}
+    _, state = call("dynamic", cut(x, 0, 100), **options, **first)
+    assert state.state_dtype == torch.bfloat16 and state.dtype == torch.float32
+    _, wide = call("dynamic", cut(x, 0, 100), **options, output_final_state=True, backend=backend)
+    assert state.content_bytes < 0.55 * wide.content_bytes
+    found = []
+    for t in range(100, 500):
+        o, after = call("dynamic", cut(x, t, t + 1), **options, initial_state=state, inplace=True, backend=backend)
+        assert after is state and state.state_dtype == torch.bfloat16
+        found.append(o)
+    same = (state.counts == whole.counts).all(-1)
+    assert same.float().mean() > 0.5
+    error = (torch.cat(found, 1) - expected[:, 100:]).norm(dim=(1, 3)) / expected[:, 100:].norm(dim=(1, 3))
+    assert error[same].median() < 0.005  # one that flipped a decision on the way is further off
+    state.check()
+
+
+def test_a_state_stays_in_its_dtype(tmp_path: Any) -> None:
+    x = cast(make_inputs("decay", T=60, dk=8, dv=8), torch.float32)
+    _, state = call("dynamic", cut(x, 0, 50), capacity=4, output_final_state=True, state_dtype=torch.bfloat16)
+    state.save(tmp_path / "state.safetensors")
+    again = DynamicState.load(tmp_path / "state.safetensors")
+    assert again.state_dtype == torch.bfloat16 and again.dense().equal(state.dense())
+    with pytest.raises(ValueError, match=r"held in torch\.bfloat16"):
+        call("dynamic", cut(x, 50, 60), capacity=4, initial_state=state, state_dtype=torch.float32)
+    _, after = call("dynamic", cut(x, 50, 60), capacity=4, initial_state=state, output_final_state=True)
+    assert after.state_dtype == torch.bfloat16
+    with pytest.raises(ValueError, match="state_dtype must be one of"):
+        call("dynamic", x, state_dtype=torch.int8)
+    with pytest.raises(ValueError, match="needs a capacity"):
+        call("dynamic", x, capacity=None, state_dtype=torch.bfloat16)

@@ -143,6 +143,19 @@ class DynamicState(State):
         """Sum of the keys of each state's tokens [N, H, K, dk], oldest first, zero-padded; None unless routed."""
         return self.held.keys_of_states()
 
+    @property
+    def state_dtype(self) -> torch.dtype:
+        """What matrices and tokens are held in."""
+        return self.held.matrices.dtype if isinstance(self.held, Spans) else self.held.dtype
+
+    def stored_in(self, dtype: torch.dtype) -> "DynamicState":
+        """The same state held in another dtype; itself if nothing changes."""
+        if dtype == self.state_dtype:
+            return self
+        assert isinstance(self.held, Spans)
+        self.held.store_in(dtype)
+        return self
+
     def current_only(self, capacity: int) -> "DynamicState":
         """A state of this capacity with the current state alone: all that scores look at."""
         count = self.size.clamp_max(1)[..., None]

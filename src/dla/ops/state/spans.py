@@ -19,6 +19,11 @@ class Spans(Pools):
     def __post_init__(self) -> None:
         self.ground: Any = None  # what the compiled decoding step keeps between steps; no part of the value
 
+    def store_in(self, dtype: torch.dtype) -> None:
+        """Hold matrices and rows in this dtype, in place; arithmetic stays in float32 or float64."""
+        self.matrices, self.keys, self.values = (x.to(dtype) for x in (self.matrices, self.keys, self.values))
+        self.ground = None
+
     def compact(self) -> None:
         """Give back the free places of the pools, in place."""
         self.__dict__.update(vars(self.compacted()))
