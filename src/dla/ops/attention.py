@@ -29,7 +29,6 @@ from dla.ops.state import DynamicState, LinearState, LogLinearState, State
 KINDS: dict[MemoryKind, type[State]] = {"single": LinearState, "log_linear": LogLinearState, "dynamic": DynamicState}
 
 
-@eager
 def dynamic_linear_attention(
     q: Tensor,
     k: Tensor,
@@ -88,23 +87,54 @@ def dynamic_linear_attention(
         >>> o.shape, int(state.counts.sum())  # every token of both heads is in some state
         (torch.Size([1, 100, 2, 16]), 200)
     """
+    if traced(initial_state, output_final_state, inplace, segmentation):
+        return torch.ops.dla.dynamic(q, k, v, lam, g, beta, route, cu_seqlens, tau, capacity, merge, score, slot_order,
+                                     block, temperature, scale, backend), None  # fmt: skip
+    return eager_dynamic(
+        q, k, v, lam, g, beta, route=route, cu_seqlens=cu_seqlens, tau=tau, capacity=capacity, merge=merge, score=score,
+        slot_order=slot_order, block=block, temperature=temperature, scale=scale, backend=backend,
+        segmentation=segmentation, initial_state=initial_state, output_final_state=output_final_state, inplace=inplace,
+        state_dtype=state_dtype,
+    )  # fmt: skip
+
+
+@eager
+def eager_dynamic(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    lam: Tensor,
+    g: Tensor | None,
+    beta: Tensor | None,
+    *,
+    tau: float,
+    capacity: int | None,
+    merge: Merge,
+    score: Score,
+    slot_order: SlotOrder,
+    block: int | None,
+    temperature: float | None,
+    initial_state: DynamicState | None = None,
+    state_dtype: torch.dtype | None = None,
+    **common: Any,
+) -> tuple[Tensor, DynamicState | None]:
+    """``dynamic_linear_attention`` as plain eager code."""
     rules = Rules(tau, capacity, merge, score, block)
     check_rules(rules)
     check_choice("slot_order", slot_order, SLOT_ORDERS)
     check_tensor("lam", lam)
-    check_temperature(temperature, initial_state is not None or output_final_state or inplace)
+    carries = initial_state is not None or any(common.get(name) for name in ("output_final_state", "inplace"))
+    check_temperature(temperature, carries)
     check_state_dtype(state_dtype, capacity, initial_state)
     if state_dtype is None and initial_state is not None:
         state_dtype = initial_state.state_dtype
     o, state = _run(
-        "dynamic", backend, cu_seqlens, scale, initial_state, output_final_state, inplace, segmentation,
-        q=q, k=k, v=v, lam=lam, g=g, beta=beta, route=route,
-        rules=rules, slot_order=slot_order, temperature=temperature,
+        "dynamic", q=q, k=k, v=v, lam=lam, g=g, beta=beta, rules=rules, slot_order=slot_order, temperature=temperature,
+        initial_state=initial_state, **common,
     )  # fmt: skip
     return o, state if state is None or state_dtype is None else state.stored_in(state_dtype)
 
 
-@eager
 def log_linear_attention(
     q: Tensor,
     k: Tensor,
@@ -131,14 +161,23 @@ def log_linear_attention(
         >>> state.dense().shape  # one matrix a level, of which 100 = 0b1100100 has seven
         torch.Size([1, 2, 7, 16, 16])
     """
-    check_tensor("lam", lam)
-    return _run(
-        "log_linear", backend, cu_seqlens, scale, initial_state, output_final_state, inplace,
-        q=q, k=k, v=v, lam=lam, g=g, beta=beta,
+    if traced(initial_state, output_final_state, inplace):
+        return torch.ops.dla.log_linear(q, k, v, lam, g, beta, cu_seqlens, scale, backend), None
+    return eager_log_linear(
+        q, k, v, lam, g, beta, scale=scale, initial_state=initial_state, output_final_state=output_final_state,
+        inplace=inplace, cu_seqlens=cu_seqlens, backend=backend,
     )  # fmt: skip
 
 
 @eager
+def eager_log_linear(
+    q: Tensor, k: Tensor, v: Tensor, lam: Tensor, g: Tensor | None, beta: Tensor | None, **common: Any
+) -> tuple[Tensor, LogLinearState | None]:
+    """``log_linear_attention`` as plain eager code."""
+    check_tensor("lam", lam)
+    return _run("log_linear", q=q, k=k, v=v, lam=lam, g=g, beta=beta, **common)
+
+
 def linear_attention(
     q: Tensor,
     k: Tensor,
@@ -165,9 +204,20 @@ def linear_attention(
         >>> state.length.item()  # the decoding step went on from the prefill
         101
     """
-    return _run(
-        "single", backend, cu_seqlens, scale, initial_state, output_final_state, inplace, q=q, k=k, v=v, g=g, beta=beta
-    )
+    if traced(initial_state, output_final_state, inplace):
+        return torch.ops.dla.linear(q, k, v, g, beta, cu_seqlens, scale, backend), None
+    return eager_linear(
+        q, k, v, g, beta, scale=scale, initial_state=initial_state, output_final_state=output_final_state,
+        inplace=inplace, cu_seqlens=cu_seqlens, backend=backend,
+    )  # fmt: skip
+
+
+@eager
+def eager_linear(
+    q: Tensor, k: Tensor, v: Tensor, g: Tensor | None, beta: Tensor | None, **common: Any
+) -> tuple[Tensor, LinearState | None]:
+    """``linear_attention`` as plain eager code."""
+    return _run("single", q=q, k=k, v=v, g=g, beta=beta, **common)
 
 
 @eager
@@ -207,18 +257,25 @@ def segment(
     return backends.decide(problem, backend).segmentation
 
 
+def traced(state: State | None, wants_state: bool, inplace: bool, given: Segmentation | None = None) -> bool:
+    """Whether torch.compile is looking, and the call can be one node of its graph."""
+    return torch.compiler.is_compiling() and state is None and given is None and not (wants_state or inplace)
+
+
 def _run(
     memory: MemoryKind,
+    *,
     backend: Backend,
     cu_seqlens: Tensor | None,
     scale: float | None,
-    state: State | None,
-    wants_state: bool,
-    inplace: bool,
-    given: Segmentation | None = None,
+    initial_state: State | None = None,
+    output_final_state: bool = False,
+    inplace: bool = False,
+    segmentation: Segmentation | None = None,
     **fields: Any,
 ) -> tuple[Tensor, Any]:
     """What all operators check, put together and return alike."""
+    state, wants_state, given = initial_state, output_final_state, segmentation
     q, k, v, route = (fields.get(name) for name in ("q", "k", "v", "route"))
     check_tensor("q", q)
     check_operands(**{name: fields.get(name) for name in OPERANDS}, cu_seqlens=cu_seqlens)  # type: ignore[arg-type]
