@@ -166,7 +166,9 @@ def _load_transformers(name: str) -> Any:
     except ImportError as e:
         raise ValueError(f"the tokenizer {name} needs the transformers library: pip install transformers") from e
     try:
-        return AutoTokenizer.from_pretrained(name, trust_remote_code=False)  # not even if somebody says yes
+        tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=False)  # not even if somebody says yes
+        tokenizer.encode("a")  # settings that it cannot work with show here
+        return tokenizer
     except (KeyboardInterrupt, SystemExit):
         raise
     except BaseException as e:  # plain exceptions of the tokenizers library, and panics, which are not even those

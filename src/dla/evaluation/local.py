@@ -120,7 +120,7 @@ def piqa(folder: Path) -> Rows:
     gold = []
     for number, line in _lines(labels):
         if line.strip() not in {"0", "1"}:
-            raise ValueError(f"{labels}, line {number}: must be 0 or 1, got {line.strip()!r}")
+            raise ValueError(f"{labels}, line {number}: must be 0 or 1, got {shown(line.strip())}")
         gold.append(int(line))
     if len(gold) != len(rows):
         raise ValueError(f"{labels}: {len(gold)} labels for the {len(rows)} rows of {path}")
@@ -218,13 +218,14 @@ def drop(folder: Path) -> Rows:
     """DROP's questions with their passages, {context, question, answers}; the question as in `squad`."""
     questions = _find(folder, "drop/questions.jsonl")
     kept: Callable[[Row], Row] = lambda row: {"id": row["passage_id"], "passage": _text(row, "passage")}  # noqa: E731
-    passages = {row["id"]: row["passage"] for row in read_rows(_find(folder, "drop/passages.jsonl"), kept)}
+    passages = {str(row["id"]): row["passage"] for row in read_rows(_find(folder, "drop/passages.jsonl"), kept)}
 
     def convert(row: Row) -> Row:
         if not isinstance(row["answers"], list):
             raise TypeError(f"answers must be a list, got {shown(row['answers'])}")
         answers = [str(answer) for answer in row["answers"]]
-        return {"context": passages[row["passage_id"]], "question": _asked(_text(row, "question")), "answers": answers}
+        context, question = passages[str(row["passage_id"])], _asked(_text(row, "question"))
+        return {"context": context, "question": question, "answers": answers}
 
     return {"validation": read_rows(questions, convert)}
 

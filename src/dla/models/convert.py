@@ -98,10 +98,10 @@ def _convert(
     weights = read_tensors(source)
     try:
         config, tensors = to_dla(foreign, weights)
+        if memory is not None:
+            config, tensors = upgrade(config, tensors, memory, **overrides)
     except ValueError as error:
         raise ValueError(f"{source}: {error}") from error
-    if memory is not None:
-        config, tensors = upgrade(config, tensors, memory, **overrides)
     if target == "dla":
         _write(source, folder, config, tensors, pickled=False)
         return config, tensors

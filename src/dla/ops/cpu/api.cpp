@@ -47,6 +47,17 @@ enum Wrong : int64_t { fine, unknown_rule, sizes, tensors, sequences, states, no
 
 bool in_range(int64_t x, int64_t low, int64_t high) { return x >= low && x <= high; }
 
+// Sequences lie one after another within the tokens.
+template <class Args> bool lie_apart(const Args &a) {
+    int64_t end = 0;
+    for (int64_t n = 0; n < a.sequences; ++n) {
+        if (a.length[n] < 0 || a.length[n] > a.tokens || !in_range(a.offset[n], 0, a.tokens - a.length[n])) return false;
+        if (a.length[n] && a.offset[n] < end) return false;
+        end = std::max(end, a.offset[n] + a.length[n]);
+    }
+    return true;
+}
+
 int64_t check(const AttendArgs &a) {
     const int64_t most = int64_t(1) << 31;
     if (a.memory < Memory::single || a.memory > Memory::dynamic) return unknown_rule;
@@ -74,8 +85,8 @@ int64_t check(const AttendArgs &a) {
     if (a.memory == Memory::single && ((a.initial && a.carried != 1) || (a.final && a.states != 1))) return sizes;
     if (levels && (!a.position || a.carried > 62 || a.states > 62 || (a.carried && !a.initial))) return tensors;
     if (a.route && (!dynamic || (a.carried && !a.initial_keys))) return tensors;
+    if (!lie_apart(a)) return sequences;
     for (int64_t n = 0; n < a.sequences; ++n) {
-        if (!in_range(a.offset[n], 0, a.tokens) || !in_range(a.length[n], 0, a.tokens - a.offset[n])) return sequences;
         if (dynamic && !in_range(a.origin[n], 0, INT32_MAX - 1 - a.length[n])) return sequences;
         if (levels && !in_range(a.position[n], 0, int64_t(1) << 60)) return states;
         if (levels && a.position[n] >> a.carried) return states;
@@ -173,12 +184,15 @@ int64_t check(const DecideArgs &a) {
     if (!a.offset || !a.length || !a.origin) return tensors;
     if (a.tokens && !(a.k && a.v && a.score && a.boundary && a.death)) return tensors;
     if (a.carried && !(a.current && a.size0 && a.count0 && a.info0 && a.position0 && a.initial_death)) return tensors;
+    if (!lie_apart(a)) return sequences;
     for (int64_t n = 0; n < a.sequences; ++n) {
-        if (!in_range(a.offset[n], 0, a.tokens) || !in_range(a.length[n], 0, a.tokens - a.offset[n])) return sequences;
         if (!in_range(a.origin[n], 0, INT32_MAX - 1 - a.length[n])) return sequences;  // deaths are 32 bits wide
-        if (a.carried && a.position0[n] < 0) return states;
-        for (int64_t i = n * a.heads; a.carried && i < (n + 1) * a.heads; ++i)
+        if (a.carried && !in_range(a.position0[n], 0, int64_t(1) << 48)) return states;
+        for (int64_t i = n * a.heads; a.carried && i < (n + 1) * a.heads; ++i) {
             if (!in_range(a.size0[i], 0, a.capacity ? std::min(a.carried, a.capacity) : a.carried)) return states;
+            for (int64_t s = 0; s < a.size0[i]; ++s)
+                if (!in_range(a.count0[i * a.carried + s], 0, int64_t(1) << 48)) return states;
+        }
     }
     return fine;
 }
@@ -310,8 +324,8 @@ int64_t decode(DecodeArgs &a) {
 extern "C" {
 const char *dla_level() { return level().name; }
 const char *dla_use_level(const char *asked) { return (level() = choose_level(asked)).name; }  // for tests; no call may run
-int64_t dla_attend(const AttendArgs *args) { return attend(*args); }
-int64_t dla_decide(const DecideArgs *args) { return decide(*args); }
-int64_t dla_decode(DecodeArgs *args) { return decode(*args); }
-int64_t dla_fold(DecodeArgs *args) { return fold_states(*args, *level().level), fine; }  // right after dla_decode, with more matrices
+int64_t dla_attend(const AttendArgs *args) { return args ? attend(*args) : tensors; }
+int64_t dla_decide(const DecideArgs *args) { return args ? decide(*args) : tensors; }
+int64_t dla_decode(DecodeArgs *args) { return args ? decode(*args) : tensors; }
+int64_t dla_fold(DecodeArgs *args) { return args ? (fold_states(*args, *level().level), fine) : tensors; }  // right after dla_decode, with more matrices
 }

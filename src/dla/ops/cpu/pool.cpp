@@ -6,10 +6,13 @@
 #include <atomic>
 #include <condition_variable>
 #include <mutex>
+#include <system_error>
 #include <thread>
 #include <vector>
 
 namespace {
+
+constexpr int64_t MOST = 1024;  // threads
 
 struct Job {
     const std::function<void(int64_t)> *work;
@@ -43,7 +46,10 @@ struct Pool {
     void run(Job &mine) {
         {
             std::lock_guard<std::mutex> held(lock);
-            while (int64_t(threads.size()) < mine.helpers) threads.emplace_back([this] { loop(); });
+            try {
+                while (int64_t(threads.size()) < std::min(mine.helpers, MOST)) threads.emplace_back([this] { loop(); });
+            } catch (const std::system_error &) {  // the threads that there are do all the work
+            }
             job = &mine;
         }
         wake.notify_all();

@@ -23,6 +23,7 @@ ERRORS = {
     4: "too few tensors",
     5: "sequences outside of its tokens",
     6: "carried states that cannot be",
+    7: "more than memory holds",
 }
 
 

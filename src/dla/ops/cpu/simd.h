@@ -22,6 +22,7 @@ constexpr int LANES = 4, PANEL = 2, ROWS = 4;
 
 typedef float Vec __attribute__((vector_size(LANES * 4)));
 typedef int32_t Ints __attribute__((vector_size(LANES * 4)));
+typedef uint32_t Bits __attribute__((vector_size(LANES * 4)));
 typedef float Half __attribute__((vector_size(LANES * 2)));
 typedef double Wide __attribute__((vector_size(LANES * 4)));  // half as many doubles
 typedef float Loose __attribute__((vector_size(LANES * 4), aligned(4), may_alias));
@@ -60,9 +61,9 @@ INLINE Vec exp_vec(Vec x) {
     p = p * r + 1.6666665459e-1f;
     p = p * r + 5.0000001201e-1f;
     p = p * r * r + r + 1.0f;
-    const Ints power = ((Ints)shifted - (Ints)magic) << 23;
-    const Ints kept = (x > all(-87.0f)) | (x != x);  // NaN stays
-    return (Vec)(((Ints)p + power) & kept);
+    const Bits power = ((Bits)shifted - (Bits)magic) << 23;  // bits: what is not finite may overflow
+    const Ints kept = (x > all(-87.0f)) | (x != x);          // NaN stays
+    return (Vec)(((Bits)p + power) & (Bits)kept);
 }
 
 // Doubles to floats.

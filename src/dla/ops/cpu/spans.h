@@ -359,6 +359,7 @@ struct SpanHead {
             for (int64_t d = 0; args.final_keys && d < dk; ++d)
                 args.final_keys[(at + j) * dk + d] = float(s.keys[d]);
         }
+        if (!rows) return;
         memcpy(args.final_row_keys + head * dk, keys, rows * dk * 4);
         memcpy(args.final_row_coefficient + head, coefficient, rows * 4);
         for (int64_t r = 0; r < rows; ++r)

@@ -163,8 +163,8 @@ def _parquet(path: Path, field: str) -> Iterator[str]:
             _check_column(path, field, file.schema_arrow.names)
             for batch in file.iter_batches(batch_size=1024, columns=[field]):
                 yield from _column(path, field, batch)
-    except (pyarrow.ArrowException, OSError) as e:
-        raise ValueError(f"{path} cannot be read: {e}") from e
+    except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as e:
+        raise ValueError(f"{path} cannot be read: {' '.join(str(e).split())}") from e
 
 
 def _arrow(path: Path, field: str) -> Iterator[str]:
@@ -181,8 +181,8 @@ def _arrow(path: Path, field: str) -> Iterator[str]:
             _check_column(path, field, reader.schema.names)
             for batch in batches:
                 yield from _column(path, field, batch)
-    except (pyarrow.ArrowException, OSError) as e:
-        raise ValueError(f"{path} cannot be read: {e}") from e
+    except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as e:
+        raise ValueError(f"{path} cannot be read: {' '.join(str(e).split())}") from e
 
 
 def _pyarrow(path: Path) -> Any:
@@ -200,7 +200,9 @@ def _check_column(path: Path, field: str, names: list[str]) -> None:
 
 
 def _column(path: Path, field: str, batch: Any) -> Iterator[str]:
-    for i, value in enumerate(batch.column(field).to_pylist()):
+    column = batch.column(field)
+    column.validate(full=True)  # what points outside of the file would end the process
+    for i, value in enumerate(column.to_pylist()):
         yield text_of({field: value}, field, f"row {i} of a batch of {path}")
 
 
