@@ -147,16 +147,21 @@ int64_t over_heads(const Args &a, int64_t floats, Share share, Run run) {
     for (int64_t n = 0; n < a.sequences; ++n)
         chunks += a.length[n] ? (lead(a, n) + a.length[n] + CHUNK - 1) / CHUNK : 0;
     float *shared = nullptr;
+    std::atomic<int64_t> failed{fine};
     if (a.heads > a.key_heads && chunks * a.key_heads <= SHARED_BYTES / 4 / floats) {
         shared = (float *)aligned_alloc(64, (chunks * a.key_heads * floats * 4 + 63) / 64 * 64);
         if (!shared) return no_memory;
         run_tasks(chunks * a.key_heads, a.threads, [&](int64_t i) {
-            share(a, i / a.key_heads, i % a.key_heads, shared + i * floats);
+            if (!share(a, i / a.key_heads, i % a.key_heads, shared + i * floats)) failed = no_memory;
         });
     }
-    std::atomic<int64_t> failed{fine};
-    run_tasks(a.sequences * a.heads, a.threads, [&](int64_t i) {
-        if (const int64_t wrong = run(i / a.heads, i % a.heads, shared)) failed = wrong;
+    const int64_t group = a.heads / a.key_heads, total = a.sequences * a.heads;
+    const int64_t most = std::min(group, std::max<int64_t>(1, total / std::max<int64_t>(a.threads, 1)));
+    const int64_t heads = (group + (group + most - 1) / most - 1) / ((group + most - 1) / most), parts = (group + heads - 1) / heads;
+    run_tasks(a.sequences * a.key_heads * parts, a.threads, [&](int64_t i) {
+        const int64_t n = i / (a.key_heads * parts), first = i % (a.key_heads * parts) / parts * group + i % parts * heads;
+        const int64_t end = std::min(first + heads, first - first % group + group);
+        if (const int64_t wrong = run(n, first, end - first, shared)) failed = wrong;
     });
     free(shared);
     return failed;
@@ -165,10 +170,12 @@ int64_t over_heads(const Args &a, int64_t floats, Share share, Run run) {
 int64_t attend(const AttendArgs &a) {
     if (const int64_t wrong = check(a)) return wrong;
     const Level &kernels = *level().level;
-    return over_heads(a, kernels.shared_floats(a), kernels.attend_share, [&](int64_t n, int64_t h, const float *shared) {
-        if (a.memory == Memory::dynamic && !(held(a, n, h) && lives(a, n, h))) return int64_t(states);
-        return int64_t(kernels.attend(a, n, h, shared) ? fine : no_memory);
-    });
+    auto run = [&](int64_t n, int64_t first, int64_t heads, const float *shared) {
+        for (int64_t h = first; a.memory == Memory::dynamic && h < first + heads; ++h)
+            if (!(held(a, n, h) && lives(a, n, h))) return int64_t(states);
+        return int64_t(kernels.attend(a, n, first, heads, shared) ? fine : no_memory);
+    };
+    return over_heads(a, kernels.shared_floats(a), kernels.attend_share, run);
 }
 
 int64_t check(const DecideArgs &a) {
@@ -200,7 +207,9 @@ int64_t check(const DecideArgs &a) {
 int64_t decide(const DecideArgs &a) {
     if (const int64_t wrong = check(a)) return wrong;
     const Level &kernels = *level().level;
-    auto run = [&](int64_t n, int64_t h, const float *shared) { return int64_t(kernels.decide(a, n, h, shared) ? fine : no_memory); };
+    auto run = [&](int64_t n, int64_t first, int64_t heads, const float *shared) {
+        return int64_t(kernels.decide(a, n, first, heads, shared) ? fine : no_memory);
+    };
     return over_heads(a, kernels.decide_floats(a), kernels.decide_share, run);
 }
 
@@ -226,37 +235,48 @@ int64_t check(const DecodeArgs &a) {
     return fine;
 }
 
-int64_t check_spans(const DecodeArgs &a) {
-    const int64_t most = int64_t(1) << 31, heads = a.sequences * a.heads;
+// Whether the pools hold what the states point to, with a free row for every head, or (`folds`) are as a step has left
+// them, with states that are to be folded.
+int64_t check_spans(const DecodeArgs &a, bool folds) {
+    const int64_t most = int64_t(1) << 31;
     for (int64_t x : {a.pool_matrices, a.pool_rows, a.places_room})
         if (!in_range(x, 0, most)) return sizes;
-    if (a.stored != 4 && a.stored != 2) return sizes;
+    if (a.heads > most / a.sequences || (a.stored != 4 && a.stored != 2)) return sizes;
     if (a.block < 0 || !in_range(a.state_score, 0, 1) || !in_range(a.given, 0, 1)) return unknown_rule;
+    if (a.states < 2 && !a.given) return unknown_rule;  // a merge needs two
     if (!in_range(a.longest_short, 1, most) || !in_range(a.most_loose, 1, a.longest_short)) return sizes;
     if (!(a.matrix && a.factor && a.rows && a.count && a.info && a.places && a.norm)) return tensors;
     if (!(a.row_keys && a.row_values && a.row_coefficient && a.free_row)) return tensors;
     if (a.pool_matrices && !(a.matrices && a.free_matrix)) return tensors;
     if (!(a.new_row && a.freed && a.fold && a.freed_rows)) return tensors;
     if ((a.given && !(a.score && a.boundary && a.merged)) || (a.route && !a.key_sums)) return tensors;
-    if (!in_range(a.free_rows, heads, a.pool_rows) || !in_range(a.free_matrices, 0, a.pool_matrices)) return states;
-    for (int64_t i = 0; i < a.free_rows; ++i)
-        if (i >= a.free_rows - heads && !in_range(a.free_row[i], 0, a.pool_rows - 1)) return states;
+    const int64_t heads = a.sequences * a.heads, taken = folds ? 0 : heads;
+    if (!in_range(a.free_rows, taken, a.pool_rows) || !in_range(a.free_matrices, 0, a.pool_matrices)) return states;
+    for (int64_t i = a.free_rows - taken; i < a.free_rows; ++i)
+        if (!in_range(a.free_row[i], 0, a.pool_rows - 1)) return states;
+    for (int64_t i = std::max<int64_t>(a.free_matrices - heads, 0); i < a.free_matrices; ++i)
+        if (!in_range(a.free_matrix[i], 0, a.pool_matrices - 1)) return states;
+    int64_t used_rows = 0, used_matrices = 0;
     for (int64_t at = 0; at < heads; ++at) {
         int64_t total = 0, size = 0;
-        for (int64_t i = 0; i < a.states; ++i) {
-            if (!in_range(a.matrix[at * a.states + i], -1, a.pool_matrices - 1)) return states;
-            if (!in_range(a.rows[at * a.states + i], 0, a.places_room)) return states;
-            if (a.count[at * a.states + i] < 0) return states;
-            if (a.count[at * a.states + i] && size == i) ++size;
-            total += a.rows[at * a.states + i];
+        for (int64_t i = at * a.states; i < (at + 1) * a.states; ++i) {
+            if (!in_range(a.matrix[i], -1, a.pool_matrices - 1) || !in_range(a.rows[i], 0, a.places_room)) return states;
+            if (!in_range(a.count[i], 0, int64_t(1) << 48)) return states;
+            if (a.count[i] ? size++ != i - at * a.states : a.rows[i] || a.matrix[i] >= 0) return states;
+            total += a.rows[i], used_matrices += a.matrix[i] >= 0;
+            if (total > a.places_room) return states;
         }
-        if (total >= a.places_room) return states;
+        if (total + !folds > a.places_room) return states;
         for (int64_t r = 0; r < total; ++r)
             if (!in_range(a.places[at * a.places_room + r], 0, a.pool_rows - 1)) return states;
-        if (a.given && (!in_range(a.merged[at], -1, size - 2) || (size == a.states && a.boundary[at] && a.merged[at] < 0))) return states;
-        if (a.given && !size && !a.boundary[at]) return states;
+        used_rows += total;
+        if (folds && !in_range(a.fold[at], -1, size - 1)) return states;
+        if (folds || !a.given) continue;
+        if (!in_range(a.merged[at], -1, std::max<int64_t>(size - 2, -1))) return states;
+        if (a.boundary[at] ? size == a.states && a.merged[at] < 0 : !size) return states;
     }
-    return fine;
+    const bool fits = used_rows <= a.pool_rows - a.free_rows && used_matrices <= a.pool_matrices - a.free_matrices;
+    return fits ? fine : states;  // what is freed has room on the stacks
 }
 
 // Matrices for the states that are to be folded, and what folding frees, in the order of the heads. States that there
@@ -292,10 +312,10 @@ int64_t decode(DecodeArgs &a) {
     const Level &kernels = *level().level;
     const int64_t heads = a.sequences * a.heads;
     const bool dynamic = a.memory == Memory::dynamic && heads;
-    int64_t bytes = heads * a.dk * a.dv * 4 * (a.memory == Memory::log_linear ? a.states : 1);
+    double bytes = double(heads) * a.dk * a.dv * 4 * (a.memory == Memory::log_linear ? a.states : 1);
     if (dynamic) {
-        if (const int64_t wrong = check_spans(a)) return wrong;
-        bytes = (a.pool_matrices * a.dk * a.dv + a.pool_rows * (a.dk + a.dv)) * a.stored;
+        if (const int64_t wrong = check_spans(a, false)) return wrong;
+        bytes = (double(a.pool_matrices) * a.dk * a.dv + double(a.pool_rows) * (a.dk + a.dv)) * a.stored;
         for (int64_t at = 0; at < heads; ++at) a.new_row[at] = a.free_row[--a.free_rows];
     }
     std::atomic<int64_t> failed{fine};
@@ -319,6 +339,15 @@ int64_t decode(DecodeArgs &a) {
     return fine;
 }
 
+int64_t fold(DecodeArgs &a) {
+    if (const int64_t wrong = check(a)) return wrong;
+    if (a.memory != Memory::dynamic) return unknown_rule;
+    if (!a.sequences) return fine;
+    if (const int64_t wrong = check_spans(a, true)) return wrong;
+    fold_states(a, *level().level);
+    return fine;
+}
+
 }  // namespace
 
 extern "C" {
@@ -327,5 +356,5 @@ const char *dla_use_level(const char *asked) { return (level() = choose_level(as
 int64_t dla_attend(const AttendArgs *args) { return args ? attend(*args) : tensors; }
 int64_t dla_decide(const DecideArgs *args) { return args ? decide(*args) : tensors; }
 int64_t dla_decode(DecodeArgs *args) { return args ? decode(*args) : tensors; }
-int64_t dla_fold(DecodeArgs *args) { return args ? (fold_states(*args, *level().level), fine) : tensors; }  // right after dla_decode, with more matrices
+int64_t dla_fold(DecodeArgs *args) { return args ? fold(*args) : tensors; }  // right after dla_decode, with more matrices
 }

@@ -99,15 +99,16 @@ struct DecodeArgs {
     int64_t *freed_rows;
 };
 
-// The kernels of one instruction set. A task is independent of all others, so that any number of threads gives the same
-// bits. `attend` and `decide` begin with what heads of a key head share, if there is memory for it.
+// The kernels of one instruction set. Heads are independent of each other, so that any number of threads gives the same
+// bits. `attend` and `decide` begin with what heads of a key head share, if there is memory for it; a task is some of
+// these heads, which take turns over a few chunks at a time, so that what they share stays in the cache.
 struct Level {
     int64_t (*shared_floats)(const AttendArgs &);                                  // of one chunk and key head
-    void (*attend_share)(const AttendArgs &, int64_t chunk, int64_t key_head, float *shared);
-    bool (*attend)(const AttendArgs &, int64_t sequence, int64_t head, const float *shared);  // false: no memory
+    bool (*attend_share)(const AttendArgs &, int64_t chunk, int64_t key_head, float *shared);
+    bool (*attend)(const AttendArgs &, int64_t sequence, int64_t head, int64_t heads, const float *shared);  // false: no memory
     int64_t (*decide_floats)(const DecideArgs &);
-    void (*decide_share)(const DecideArgs &, int64_t chunk, int64_t key_head, float *shared);
-    bool (*decide)(const DecideArgs &, int64_t sequence, int64_t head, const float *shared);
+    bool (*decide_share)(const DecideArgs &, int64_t chunk, int64_t key_head, float *shared);
+    bool (*decide)(const DecideArgs &, int64_t sequence, int64_t head, int64_t heads, const float *shared);
     bool (*decode)(const DecodeArgs &, int64_t sequence, int64_t head);
     void (*decode_fold)(const DecodeArgs &, int64_t sequence, int64_t head, int32_t fresh);
 };

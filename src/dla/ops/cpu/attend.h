@@ -4,26 +4,54 @@
 
 namespace {
 
-// Walks the chunks of a head: memory.chunk(chunk, position of its first token in the call) and memory.finish().
-template <class Memory>
-bool walk(const AttendArgs &args, int64_t n, const float *shared_of_all, Memory &memory, Chunk &chunk, Arena &arena) {
-    const int64_t floats = Shared::floats(args.dk);
-    const Cut cut(args, n);
-    const int64_t number = chunks_before(args, n);
-    float *own = shared_of_all ? nullptr : arena.floats(floats);
-    if (arena.failed) return false;
-    for (int64_t c = 0; c < cut.chunks(); ++c) {
-        const int64_t begin = cut.begin(c), m = cut.end(c) - begin;
-        float *at = own ? own : (float *)shared_of_all + ((number + c) * args.key_heads + chunk.key_head) * floats;
-        const Shared shared = Shared::at(at, args.dk);
-        if (own) Shared{shared}.fill(args, cut.offset + begin, m, chunk.key_head);
-        chunk.begin(cut.offset + begin, m, shared);
-        memory.chunk(chunk, begin);
-        if (arena.failed) return false;
-        chunk.write_outputs();
+constexpr int64_t TURN = 8;  // chunks that a head computes before the next one has its turn
+
+// One head: its scratch and its memory, which has chunk(chunk, position of its first token in the call) and finish().
+template <class Memory> struct Worker {
+    Arena arena;
+    Chunk chunk;
+    Memory memory;
+    float *own;  // what it would share with other heads, if that is not given
+
+    Worker(const AttendArgs &a, int64_t n, int64_t h, bool alone)
+        : chunk(a, h, arena), memory(a, n, h, chunk, arena), own(alone ? arena.floats(Shared::floats(a.dk)) : nullptr) {}
+
+    void turn(const AttendArgs &args, const Cut &cut, int64_t number, int64_t from, int64_t to, const float *shared) {
+        for (int64_t c = from; c < to && !arena.failed; ++c) {
+            const int64_t begin = cut.begin(c), m = cut.end(c) - begin, floats = Shared::floats(args.dk);
+            float *at = own ? own : (float *)shared + ((number + c) * args.key_heads + chunk.key_head) * floats;
+            Shared here = Shared::at(at, args.dk);
+            if (own) here.fill(args, cut.offset + begin, m, chunk.key_head);
+            chunk.begin(cut.offset + begin, m, here);
+            memory.chunk(chunk, begin);
+            if (!arena.failed) chunk.write_outputs();
+        }
     }
-    memory.finish(chunk);
-    return !arena.failed;
+};
+
+// Heads h ... h + heads of sequence n.
+template <class Memory> bool walk(const AttendArgs &args, int64_t n, int64_t h, int64_t heads, const float *shared) {
+    typedef Worker<Memory> One;
+    Arena arena;
+    One *workers = (One *)arena.bytes(heads * sizeof(One));
+    if (!workers) return false;
+    const Cut cut(args, n);
+    const int64_t number = chunks_before(args, n), chunks = cut.chunks();
+    bool fine = true;
+    for (int64_t i = 0; i < heads; ++i) {
+        new (Here{workers + i}) One(args, n, h + i, !shared);
+        fine = fine && !workers[i].arena.failed;
+    }
+    for (int64_t c = 0; c < chunks && fine; c += TURN)
+        for (int64_t i = 0; i < heads; ++i) {
+            workers[i].turn(args, cut, number, c, c + TURN < chunks ? c + TURN : chunks, shared);
+            fine = fine && !workers[i].arena.failed;
+        }
+    for (int64_t i = 0; i < heads; ++i) {
+        if (fine) workers[i].memory.finish(workers[i].chunk);
+        workers[i].~One();
+    }
+    return fine;
 }
 
 struct SingleHead {

@@ -37,6 +37,16 @@ struct Arena {
     }
 };
 
+// An array of objects in an arena, made one by one.
+struct Here {
+    void *at;
+};
+
+}  // namespace
+inline void *operator new(size_t, Here here) noexcept { return here.at; }
+inline void operator delete(void *, Here) noexcept {}
+namespace {
+
 // x [m rows of LANES] with rows as columns: stages of the perfect shuffle.
 INLINE void transpose(Vec *x) {
     for (int half = 1; half < LANES; half *= 2) {

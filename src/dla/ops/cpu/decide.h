@@ -14,11 +14,11 @@ struct SharedKeys {
     float *gram;   // [CHUNK][CHUNK] their products, s < t
     double *norm;  // [CHUNK]
 
-    static int64_t floats(int64_t dk) { return CHUNK * dk + CHUNK * CHUNK + 2 * CHUNK + dk * CHUNK; }
+    static int64_t floats(int64_t dk) { return CHUNK * dk + CHUNK * CHUNK + 2 * CHUNK; }
     static SharedKeys at(float *x, int64_t dk) {
         return {x, x + CHUNK * dk, (double *)(x + CHUNK * dk + CHUNK * CHUNK)};
     }
-    void fill(const float *k, int64_t stride, int64_t m, int64_t dk);
+    bool fill(const float *k, int64_t stride, int64_t m, int64_t dk);  // false: no memory
 };
 
 double norm_of(const float *x, int64_t dim) {
@@ -57,9 +57,13 @@ void fill_gram(const float *rows, int64_t stride, int64_t m, int64_t dim, float 
                            gram + t * CHUNK, CHUNK);
 }
 
-void SharedKeys::fill(const float *k, int64_t stride, int64_t m, int64_t dk) {
+bool SharedKeys::fill(const float *k, int64_t stride, int64_t m, int64_t dk) {
+    Arena arena;
+    float *turned = arena.floats(dk * CHUNK);
+    if (!turned) return false;
     for (int64_t t = 0; t < m; ++t) norm[t] = unit_of(k + t * stride, dk, unit + t * dk, dk);
-    fill_gram(unit, dk, m, dk, (float *)(norm + CHUNK), gram);
+    fill_gram(unit, dk, m, dk, turned, gram);
+    return true;
 }
 
 // The list of states, as merges see it: counts and sums of scores, oldest first, and where their ends are written.
@@ -123,6 +127,8 @@ struct DecideHead {
     float carried = 0;            // of the matrix
     float along[CHUNK];           // k_t^T matrix v_t of units
     double norm_v[CHUNK];
+    float decay[CHUNK], scores[CHUNK];
+    bool opened[CHUNK];
     double norm = 0;              // of the current state
     bool open = false;
     int64_t m = 0;                // tokens of the chunk
@@ -161,11 +167,18 @@ struct DecideHead {
         for (int64_t t = 0; t < m; ++t)
             norm_v[t] = unit_of(args.v + (first + t) * args.v_stride + h * dv, dv, unit + t * dvp, dvp);
         fill_gram(unit, dvp, m, dv, turned, gram);
+        for (int64_t t = 0; t < m; ++t) decay[t] = args.g ? args.g[(first + t) * args.heads + h] : 0;
+        for (int64_t t = 0; t < m; t += LANES) store(decay + t, exp_vec(load(decay + t)));
         memset(weight, 0, sizeof weight);
         begin_own = 0;
+        for (int64_t t = 0; t < m; ++t) args.death[(first + t) * args.heads + h] = -1;
         for (int64_t t = 0; t < m; ++t) {
             if (carried != 0 && (t % STEP == 0 || begin_own == t)) look_back(t);
             step(t, first + t, position + t);
+        }
+        for (int64_t t = 0; t < m; ++t) {  // not one by one: other threads write beside it
+            args.score[(first + t) * args.heads + h] = scores[t];
+            args.boundary[(first + t) * args.heads + h] = opened[t];
         }
         fold(m);
     }
@@ -233,8 +246,7 @@ struct DecideHead {
         double cos = open && norm != 0 ? product_with_state(t) : 0;
         const float score = open ? float(information(t, cos, token)) : float(args.first_score);
         const bool opens = !open || (args.block ? position % args.block == 0 : score >= float(args.tau));
-        args.score[at] = score;
-        args.boundary[at] = opens;
+        scores[t] = score, opened[t] = opens;
         if (opens) {
             int32_t *ends = args.death + at;
             *ends = ALIVE;
@@ -244,23 +256,33 @@ struct DecideHead {
                 list.push(1, score, ends);
             }
             for (int64_t s = 0; s < t; s += LANES) store(weight + s, Vec{});
-            open = true, carried = 0, begin_own = t, norm = token, weight[t] = token != 0;
+            open = true, carried = 0, begin_own = t, norm = token, set_weight(t, token != 0);
         } else {
             if (args.capacity) list.count[list.size - 1] += 1, list.info[list.size - 1] += score;
-            join(t, args.g ? exp(double(args.g[at])) : 1, token, cos);
+            join(t, decay[t], token, cos);
         }
     }
 
-    // Token t joins the current state, which has decayed by `decay`.
-    void join(int64_t t, double decay, double token, double cos) {
-        const double before = decay * norm;
+    // As a vector: a number that is written alone is not at hand when its vector is read next.
+    void set_weight(int64_t t, float x) {
+        Ints lane;
+        for (int i = 0; i < LANES; ++i) lane[i] = i;
+        const int64_t first = t / LANES * LANES;
+        const Vec old = load(weight + first);
+        store(weight + first, lane == int32_t(t - first) ? all(x) : old);
+    }
+
+    // Token t joins the current state, which fades by `fades`.
+    void join(int64_t t, double fades, double token, double cos) {
+        const double before = fades * norm;
         double square = before * before + 2 * before * token * cos + token * token;
         double after = sqrt(square < 0 ? 0 : square);
         if (float(after) == 0) after = 0;
-        const float fade = after == 0 ? 0 : float(before / after);
+        const double over = after == 0 ? 0 : 1 / after;
+        const float fade = float(before * over);
         for (int64_t s = 0; s <= t; s += LANES) store(weight + s, load(weight + s) * fade);
+        set_weight(t, float(token * over));
         carried *= fade;
-        weight[t] = after == 0 ? 0 : float(token / after);
         norm = after;
         const double larger = before > token ? before : token;
         if (may_cancel && after < 0.25 * larger && after != 0) rebase(t + 1);

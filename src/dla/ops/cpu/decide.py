@@ -44,7 +44,7 @@ def decide(problem: Problem) -> Decided:
     v, v_stride = flat(problem.v)
     score = torch.empty(layout.batch, layout.time, H)
     boundary = torch.empty(score.shape, dtype=torch.bool)
-    death = torch.full(score.shape, -1, dtype=torch.int32)
+    death = torch.empty(score.shape, dtype=torch.int32)
     places = {"offset": layout.offsets, "length": layout.lengths, "origin": layout.origins}
     tensors: dict[str, Tensor | None] = {name: torch.tensor(x, dtype=torch.int64) for name, x in places.items()}
     tensors |= {"k": k, "v": v, "g": None if problem.g is None else problem.g.float().contiguous()}

@@ -8,51 +8,45 @@ namespace {
 
 int64_t shared_floats(const AttendArgs &args) { return Shared::floats(args.dk); }
 
-void attend_share(const AttendArgs &args, int64_t chunk, int64_t key_head, float *shared) {
+bool attend_share(const AttendArgs &args, int64_t chunk, int64_t key_head, float *shared) {
     int64_t first, m;
     find_chunk(args, chunk, first, m);
     Shared::at(shared, args.dk).fill(args, first, m, key_head);
+    return true;
 }
 
-template <class Memory> bool attend_head(const AttendArgs &args, int64_t n, int64_t h, const float *shared) {
-    Arena arena;
-    Chunk chunk(args, h, arena);
-    if (arena.failed) return false;
-    Memory memory(args, n, h, chunk, arena);
-    return !arena.failed && walk(args, n, shared, memory, chunk, arena);
-}
-
-bool attend(const AttendArgs &args, int64_t n, int64_t h, const float *shared) {
+bool attend(const AttendArgs &args, int64_t n, int64_t h, int64_t heads, const float *shared) {
     switch (args.memory) {
-        case Memory::single: return attend_head<SingleHead>(args, n, h, shared);
-        case Memory::log_linear: return attend_head<LevelHead>(args, n, h, shared);
-        case Memory::dynamic: return attend_head<SpanHead>(args, n, h, shared);
+        case Memory::single: return walk<SingleHead>(args, n, h, heads, shared);
+        case Memory::log_linear: return walk<LevelHead>(args, n, h, heads, shared);
+        case Memory::dynamic: return walk<SpanHead>(args, n, h, heads, shared);
     }
     return false;
 }
 
 int64_t decide_floats(const DecideArgs &args) { return SharedKeys::floats(args.dk); }
 
-void decide_share(const DecideArgs &args, int64_t chunk, int64_t key_head, float *shared) {
+bool decide_share(const DecideArgs &args, int64_t chunk, int64_t key_head, float *shared) {
     int64_t first, m;
     find_chunk(args, chunk, first, m);
     const float *k = args.k + first * args.k_stride + key_head * args.dk;
-    SharedKeys::at(shared, args.dk).fill(k, args.k_stride, m, args.dk);
+    return SharedKeys::at(shared, args.dk).fill(k, args.k_stride, m, args.dk);
 }
 
-bool decide(const DecideArgs &args, int64_t n, int64_t h, const float *shared) {
+bool decide(const DecideArgs &args, int64_t n, int64_t h, int64_t heads, const float *shared) {
     Arena arena;
-    DecideHead head(args, n, h, arena);
+    DecideHead *made = (DecideHead *)arena.bytes(heads * sizeof(DecideHead));
     const int64_t floats = decide_floats(args), number = chunks_before(args, n);
     const int64_t position = args.carried ? args.position0[n] : 0;
     float *own = shared ? nullptr : arena.floats(floats);
+    for (int64_t i = 0; i < heads && !arena.failed; ++i) new (Here{made + i}) DecideHead(args, n, h + i, arena);
     if (arena.failed) return false;
     const Cut cut(args, n);
     for (int64_t c = 0; c < cut.chunks(); ++c) {
-        const int64_t begin = cut.begin(c), m = cut.end(c) - begin;
-        if (own) decide_share(args, number + c, head.key_head, own);
-        float *at = own ? own : (float *)shared + ((number + c) * args.key_heads + head.key_head) * floats;
-        head.chunk(cut.offset + begin, m, position + begin, SharedKeys::at(at, args.dk));
+        const int64_t begin = cut.begin(c), m = cut.end(c) - begin, key_head = made->key_head;
+        if (own && !decide_share(args, number + c, key_head, own)) return false;
+        float *at = own ? own : (float *)shared + ((number + c) * args.key_heads + key_head) * floats;
+        for (int64_t i = 0; i < heads; ++i) made[i].chunk(cut.offset + begin, m, position + begin, SharedKeys::at(at, args.dk));
     }
     return true;
 }
