@@ -126,7 +126,7 @@ def eager_dynamic(
     carries = initial_state is not None or any(common.get(name) for name in ("output_final_state", "inplace"))
     check_temperature(temperature, carries)
     check_state_dtype(state_dtype, capacity, initial_state)
-    if state_dtype is None and initial_state is not None:
+    if state_dtype is None and isinstance(initial_state, DynamicState):  # of another kind: refused by _run
         state_dtype = initial_state.state_dtype
     o, state = _run(
         "dynamic", q=q, k=k, v=v, lam=lam, g=g, beta=beta, rules=rules, slot_order=slot_order, temperature=temperature,
