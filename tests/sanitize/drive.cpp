@@ -1,5 +1,5 @@
 // `make sanitize`: the compiled kernels, called with valid and with hostile arguments, under AddressSanitizer with
-// UndefinedBehaviorSanitizer, under ThreadSanitizer, and as they are shipped, with every instruction set of this machine.
+// UndefinedBehaviorSanitizer, under ThreadSanitizer, and as they are shipped, at every instruction set of this machine.
 // usage: drive [seed]
 #include "drive.h"
 
