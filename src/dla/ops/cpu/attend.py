@@ -7,6 +7,7 @@ from torch import Tensor
 
 from dla.ops.chunked.lifetimes import Lifetimes
 from dla.ops.chunked.tokens import tokens_after
+from dla.ops.cpu import binding
 from dla.ops.cpu.binding import Arguments, call, flat
 from dla.ops.decide.decided import Decided
 from dla.ops.problem import Problem
@@ -35,17 +36,9 @@ class AttendArgs(Arguments):
 
 def unable(problem: Problem) -> str | None:
     """Why these kernels cannot run a problem."""
-    if problem.device.type != "cpu":
-        return f"its tensors are on {problem.device.type}"
-    if problem.v.dtype == torch.float64:
-        return "the C++ kernels compute in float32, this is float64"
-    if problem.beta is not None:
-        return "the C++ kernels have no delta rule (beta) yet"
-    if problem.soft:
-        return "the C++ kernels have no soft gate yet"
     if problem.needs_gradient:
         return "the C++ kernels have no backward pass yet"
-    return None
+    return binding.unable(problem)
 
 
 @torch.no_grad()

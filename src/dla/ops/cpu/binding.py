@@ -5,9 +5,11 @@ from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any, ClassVar
 
+import torch
 from torch import Tensor
 
 from dla.ops.cpu.library import library
+from dla.ops.problem import Problem
 
 ERRORS = {  # Wrong in api.cpp
     1: "an unknown rule",
@@ -17,6 +19,17 @@ ERRORS = {  # Wrong in api.cpp
     5: "states that cannot be",
 }
 NO_MEMORY = 6
+
+
+def unable(problem: Problem) -> str | None:
+    """Why none of the kernels can run a problem."""
+    if problem.device.type != "cpu":
+        return f"its tensors are on {problem.device.type}"
+    if problem.dtype == torch.float64:
+        return "the C++ kernels compute in float32, this is float64"
+    if problem.beta is not None:
+        return "the C++ kernels have no delta rule (beta) yet"
+    return "the C++ kernels have no soft gate yet" if problem.soft else None
 
 
 class Arguments(ctypes.Structure):

@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from dla.ops.cpu import binding
 from dla.ops.cpu.binding import Arguments, call, flat
 from dla.ops.decide.decided import Decided
 from dla.ops.problem import Problem
@@ -23,17 +24,9 @@ class DecideArgs(Arguments):
 def unable(problem: Problem) -> str | None:
     """Why decisions cannot be made by chunks."""
     rules = problem.rules
-    if problem.device.type != "cpu":
-        return f"its tensors are on {problem.device.type}"
-    if problem.dtype == torch.float64:
-        return "decisions by chunks are float32, this is float64"
-    if problem.beta is not None:
-        return "decisions by chunks have no delta rule (beta) yet"
-    if problem.soft:
-        return "decisions by chunks have no soft gate yet"
     if rules.capacity is not None and rules.merge != "density":
         return f"decisions by chunks merge by density, this is {rules.merge}"
-    return None
+    return binding.unable(problem)
 
 
 @torch.no_grad()

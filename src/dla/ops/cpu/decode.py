@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from dla.ops.cpu import binding
 from dla.ops.cpu.attend import MEMORIES
 from dla.ops.cpu.binding import Arguments, call
 from dla.ops.problem import Problem
@@ -32,18 +33,12 @@ class DecodeArgs(Arguments):
 
 def unable(problem: Problem) -> str | None:
     """Why this kernel cannot run a problem."""
-    if problem.device.type != "cpu":
-        return f"its tensors are on {problem.device.type}"
-    if problem.v.dtype == torch.float64:
-        return "the C++ kernels compute in float32, this is float64"
-    if problem.beta is not None:
-        return "the C++ kernels have no delta rule (beta) yet"
     if problem.memory == "dynamic":
         if problem.rules.capacity is None:
             return "the C++ decoding step needs a capacity"
         if problem.rules.merge != "density" and problem.given is None:
             return f"the C++ decoding step merges by density, this is {problem.rules.merge}"
-    return None
+    return binding.unable(problem)
 
 
 def decode(problem: Problem) -> tuple[Tensor, State]:
