@@ -125,7 +125,9 @@ struct Chunk {
     int64_t first = 0, m = 0;  // the chunk's tokens
     double G[CHUNK];           // running sums of g
     float E[CHUNK];            // exp of them: decay since the chunk's start
+    float away[CHUNK];         // their inverse, if the decay is mild: then decay from s to t is E[t] * away[s]
     float tail[CHUNK];         // decay to the chunk's end
+    bool mild = true;
     float ones[CHUNK];
     bool finite = true;        // whether the chunk's keys, values and decays are
 
@@ -145,19 +147,40 @@ struct Chunk {
             memcpy(V + t * dvp, v, dv * 4);
             for (int64_t j = dv; j < dvp; ++j) V[t * dvp + j] = 0;
         }
+        const double total = decays();
+        finite = *shared.finite != 0 && total == total && finite_rows(V, dvp, m, dvp);
+    }
+
+    // Running sums of g and their exponentials; the sum of all.
+    double decays() {
         double total = 0;
+        mild = true;
         for (int64_t t = 0; t < CHUNK; ++t) {
-            double g = t < m && args.g ? args.g[(first + t) * args.heads + h] : 0;
+            const double g = t < m && args.g ? args.g[(first + t) * args.heads + h] : 0;
             total += g < -1000 ? -1000 : g;  // whose exponential is 0: more would take digits from the others
             G[t] = total;
+            mild = mild && fabs(total) < 80;  // within the range of floats; NaN is not
         }
-        const LooseWide end = LooseWide{} + total;
+        const Wide end = Wide{} + total;
         for (int64_t t = 0; t < CHUNK; t += LANES) {
             const Wide low = *(LooseWide *)(G + t), high = *(LooseWide *)(G + t + LANES / 2);
-            store(E + t, exp_vec(narrow(low, high)));
-            store(tail + t, exp_vec(narrow(end - low, end - high)));
+            if (mild) {
+                store(E + t, narrow(exp_wide(low), exp_wide(high)));
+                store(away + t, narrow(exp_wide(-low), exp_wide(-high)));
+                store(tail + t, narrow(exp_wide(end - low), exp_wide(end - high)));
+            } else {
+                store(E + t, exp_vec(narrow(low, high)));
+                store(tail + t, exp_vec(narrow(end - low, end - high)));
+            }
         }
-        finite = *shared.finite != 0 && total == total && finite_rows(V, dvp, m, dvp);
+        return total;
+    }
+
+    // The decay from token s to the tokens from t on.
+    inline __attribute__((always_inline)) Vec decay(int64_t s, int64_t t) const {
+        if (mild) return load(E + t) * away[s];
+        const Wide from = Wide{} + G[s];
+        return exp_vec(narrow(*(LooseWide *)(G + t) - from, *(LooseWide *)(G + t + LANES / 2) - from));
     }
 
     // O = what the chunk's own tokens give; weight [CHUNK][CHUNK] by token and query, or null for ones.
@@ -165,13 +188,9 @@ struct Chunk {
         Ints lane;
         for (int i = 0; i < LANES; ++i) lane[i] = i;
         for (int64_t s = 0; s < m; ++s) {
-            const LooseWide from = LooseWide{} + G[s];
             for (int64_t t = s / STEP * STEP; t < m; t += LANES) {
                 Vec x = load(shared.S + s * CHUNK + t);
-                if (args.g) {
-                    const Wide low = *(LooseWide *)(G + t), high = *(LooseWide *)(G + t + LANES / 2);
-                    x *= exp_vec(narrow(low - from, high - from));
-                }
+                if (args.g) x *= decay(s, t);
                 if (weight) x *= load(weight + s * CHUNK + t);
                 if (t < s + 1) x = (Vec)((Ints)x & (lane + int32_t(t) >= int32_t(s)));  // the future
                 store(P + s * CHUNK + t, x);
@@ -246,12 +265,13 @@ struct Cut {
     int64_t end(int64_t c) const { return (c + 1) * CHUNK - lead < length ? (c + 1) * CHUNK - lead : length; }
 };
 
-// A chunk by its number among those of all sequences.
-template <class Args> void find_chunk(const Args &args, int64_t number, int64_t &first, int64_t &m) {
+// A chunk by its number among those of all sequences: where it begins in its own, and how many tokens it has.
+template <class Args> Cut find_chunk(const Args &args, int64_t number, int64_t &begin, int64_t &m) {
     int64_t n = 0;
     while (number >= Cut(args, n).chunks()) number -= Cut(args, n++).chunks();
     const Cut cut(args, n);
-    first = cut.offset + cut.begin(number), m = cut.end(number) - cut.begin(number);
+    begin = cut.begin(number), m = cut.end(number) - begin;
+    return cut;
 }
 
 // The number of a sequence's first chunk.

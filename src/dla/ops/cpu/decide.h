@@ -22,17 +22,20 @@ struct SharedKeys {
 };
 
 double norm_of(const float *x, int64_t dim) {
-    Wide total{};
+    Wide total[4] = {};  // sums that do not wait for each other
     double rest = 0;
     int64_t d = 0;
-    for (; d + LANES / 2 <= dim; d += LANES / 2) {
-        Half part;
-        memcpy(&part, x + d, sizeof part);
-        const Wide wide = __builtin_convertvector(part, Wide);
-        total += wide * wide;
-    }
+    for (; d + 2 * LANES <= dim; d += 2 * LANES)
+#pragma GCC unroll 4
+        for (int i = 0; i < 4; ++i) {
+            Half part;
+            memcpy(&part, x + d + i * LANES / 2, sizeof part);
+            const Wide wide = __builtin_convertvector(part, Wide);
+            total[i] += wide * wide;
+        }
     for (; d < dim; ++d) rest += double(x[d]) * double(x[d]);
-    for (int i = 0; i < LANES / 2; ++i) rest += total[i];
+    const Wide sums = (total[0] + total[1]) + (total[2] + total[3]);
+    for (int i = 0; i < LANES / 2; ++i) rest += sums[i];
     return sqrt(rest);
 }
 
@@ -115,6 +118,8 @@ struct Densities {
     }
 };
 
+constexpr int64_t LEAST_LOOK = 4;  // tokens
+
 struct DecideHead {
     const DecideArgs &args;
     const int64_t n, h, key_head, dk, dv, dvp;
@@ -132,6 +137,7 @@ struct DecideHead {
     double norm = 0;              // of the current state
     bool open = false;
     int64_t m = 0;                // tokens of the chunk
+    int64_t looked = 0, ahead = 0;  // tokens before `looked` have their `along`; how many the next look takes
     int64_t begin_own = 0;        // the first of them that the current state has outside of its matrix
     Densities list;
 
@@ -170,10 +176,10 @@ struct DecideHead {
         for (int64_t t = 0; t < m; ++t) decay[t] = args.g ? args.g[(first + t) * args.heads + h] : 0;
         for (int64_t t = 0; t < m; t += LANES) store(decay + t, exp_vec(load(decay + t)));
         memset(weight, 0, sizeof weight);
-        begin_own = 0;
+        begin_own = looked = 0, ahead = LEAST_LOOK;
         for (int64_t t = 0; t < m; ++t) args.death[(first + t) * args.heads + h] = -1;
         for (int64_t t = 0; t < m; ++t) {
-            if (carried != 0 && (t % STEP == 0 || begin_own == t)) look_back(t);
+            if (carried != 0 && t == looked) look_back(t);
             step(t, first + t, position + t);
         }
         for (int64_t t = 0; t < m; ++t) {  // not one by one: other threads write beside it
@@ -183,9 +189,10 @@ struct DecideHead {
         fold(m);
     }
 
-    // k^T matrix v for the tokens from t to the end of its step
+    // k^T matrix v for some tokens from t on: few at first, since a boundary makes it useless for those behind it
     void look_back(int64_t t) {
-        const int64_t end = t / STEP * STEP + STEP, count = (m < end ? m : end) - t;
+        const int64_t count = m - t < ahead ? m - t : ahead;
+        looked = t + count, ahead = ahead < STEP ? 2 * ahead : STEP;
         product<Into::set>(count, dvp, dk, keys.unit + t * dk, dk, 1, matrix, dvp, read, dvp);
         for (int64_t i = 0; i < count; ++i) {
             Vec total{};
@@ -237,7 +244,7 @@ struct DecideHead {
     void rebase(int64_t count) {
         fold(count);
         memset(weight, 0, sizeof weight);
-        begin_own = count;
+        begin_own = looked = count, ahead = LEAST_LOOK;
     }
 
     void step(int64_t t, int64_t token_at, int64_t position) {

@@ -9,9 +9,9 @@ namespace {
 int64_t shared_floats(const AttendArgs &args) { return Shared::floats(args.dk); }
 
 bool attend_share(const AttendArgs &args, int64_t chunk, int64_t key_head, float *shared) {
-    int64_t first, m;
-    find_chunk(args, chunk, first, m);
-    Shared::at(shared, args.dk).fill(args, first, m, key_head);
+    int64_t begin, m;
+    const Cut cut = find_chunk(args, chunk, begin, m);
+    Shared::at(shared, args.dk).fill(args, cut.offset + begin, m, key_head);
     return true;
 }
 
@@ -27,9 +27,9 @@ bool attend(const AttendArgs &args, int64_t n, int64_t h, int64_t heads, const f
 int64_t decide_floats(const DecideArgs &args) { return SharedKeys::floats(args.dk); }
 
 bool decide_share(const DecideArgs &args, int64_t chunk, int64_t key_head, float *shared) {
-    int64_t first, m;
-    find_chunk(args, chunk, first, m);
-    const float *k = args.k + first * args.k_stride + key_head * args.dk;
+    int64_t begin, m;
+    const Cut cut = find_chunk(args, chunk, begin, m);
+    const float *k = args.k + (cut.offset + begin) * args.k_stride + key_head * args.dk;
     return SharedKeys::at(shared, args.dk).fill(k, args.k_stride, m, args.dk);
 }
 

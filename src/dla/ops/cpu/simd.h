@@ -25,6 +25,7 @@ typedef int32_t Ints __attribute__((vector_size(LANES * 4)));
 typedef uint32_t Bits __attribute__((vector_size(LANES * 4)));
 typedef float Half __attribute__((vector_size(LANES * 2)));
 typedef double Wide __attribute__((vector_size(LANES * 4)));  // half as many doubles
+typedef uint64_t Longs __attribute__((vector_size(LANES * 4)));
 typedef float Loose __attribute__((vector_size(LANES * 4), aligned(4), may_alias));
 typedef double LooseWide __attribute__((vector_size(LANES * 4), aligned(8), may_alias));
 
@@ -49,6 +50,10 @@ INLINE float sum(Vec x) {
     return x[0];
 }
 
+constexpr double INVERSE_FACTORIAL[13] = {1.0,           1.0,           1.0 / 2,        1.0 / 6,       1.0 / 24,
+                                         1.0 / 120,     1.0 / 720,     1.0 / 5040,     1.0 / 40320,   1.0 / 362880,
+                                         1.0 / 3628800, 1.0 / 39916800, 1.0 / 479001600};
+
 // exp of numbers <= 0 (a little above does no harm), to about one rounding; below -87 it is 0.
 INLINE Vec exp_vec(Vec x) {
     const Vec magic = all(12582912.0f);  // 1.5 * 2^23: adding it rounds to a whole number
@@ -64,6 +69,18 @@ INLINE Vec exp_vec(Vec x) {
     const Bits power = ((Bits)shifted - (Bits)magic) << 23;  // bits: what is not finite may overflow
     const Ints kept = (x > all(-87.0f)) | (x != x);          // NaN stays
     return (Vec)(((Bits)p + power) & (Bits)kept);
+}
+
+// The same for doubles, to about 1e-16, between -700 and 700.
+INLINE Wide exp_wide(Wide x) {
+    const Wide magic = Wide{} + 6755399441055744.0;  // 1.5 * 2^52
+    const Wide shifted = x * 1.4426950408889634 + magic, n = shifted - magic;
+    const Wide r = (x - n * 6.93147180369123816490e-01) - n * 1.90821492927058770002e-10;
+    Wide p = Wide{} + 1.0 / 6227020800.0;
+#pragma GCC unroll 12
+    for (int i = 12; i > 0; --i) p = p * r + INVERSE_FACTORIAL[i];
+    p = p * r + 1.0;
+    return (Wide)((Longs)p + (((Longs)shifted - (Longs)magic) << 52));
 }
 
 // Doubles to floats.
@@ -137,8 +154,13 @@ void product(int64_t rows, int64_t columns, int64_t depth, const float *A, int64
     int64_t c = 0;
     for (; c + PANEL * LANES <= columns; c += PANEL * LANES)
         rows_of_tiles<PANEL, into>(rows, depth, A, row, step, B + c, ldb, C + c, ldc, weight, fade);
-    for (; c < columns; c += LANES)
-        rows_of_tiles<1, into>(rows, depth, A, row, step, B + c, ldb, C + c, ldc, weight, fade);
+    switch ((columns - c) / LANES) {
+        case 1: rows_of_tiles<1, into>(rows, depth, A, row, step, B + c, ldb, C + c, ldc, weight, fade); break;
+#if DLA_LEVEL == 512
+        case 2: rows_of_tiles<2, into>(rows, depth, A, row, step, B + c, ldb, C + c, ldc, weight, fade); break;
+        case 3: rows_of_tiles<3, into>(rows, depth, A, row, step, B + c, ldb, C + c, ldc, weight, fade); break;
+#endif
+    }
 }
 
 INLINE int64_t padded(int64_t n) { return (n + LANES - 1) / LANES * LANES; }

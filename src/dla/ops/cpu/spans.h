@@ -10,6 +10,7 @@
 namespace {
 
 constexpr int32_t NOBODY = INT32_MIN;
+constexpr float FADED = 1.2e-38f;  // the smallest float of full precision: what has decayed below it counts as zero
 
 struct Span {
     float *matrix;  // null: rows alone
@@ -29,6 +30,7 @@ struct SpanHead {
     Span *spans;         // [room + 1] the states, oldest first
     int64_t count = 0;
     float *keys, *values, *coefficient;  // [most][dk], [most][dvp], [most] loose rows
+    int32_t *token;                      // [most] which tokens they are, from the sequence's first; below zero: carried in
     int64_t rows = 0, most;
     float **spare;                // matrices that are free
     double **spare_keys;          // and sums of keys
@@ -53,6 +55,7 @@ struct SpanHead {
         most = (short_ones < tokens ? short_ones : tokens) + before + CHUNK;
         spans = (Span *)arena.bytes(room * sizeof(Span)), live = (Span *)arena.bytes(room * sizeof(Span));
         keys = arena.floats(most * dk), values = arena.floats(most * dvp), coefficient = arena.floats(most);
+        token = (int32_t *)arena.bytes(most * 4);
         spare = (float **)arena.bytes(2 * room * sizeof(float *));
         spare_keys = (double **)arena.bytes(2 * room * sizeof(double *));
         ends = (int32_t *)arena.bytes(a.length[n] * 4);
@@ -93,6 +96,7 @@ struct SpanHead {
         memcpy(keys + rows * dk, args.row_keys + from * dk, dk * 4);
         memset(values + rows * dvp, 0, dvp * 4);
         memcpy(values + rows * dvp, args.row_values + from * args.dv, args.dv * 4);
+        token[rows] = -1;
         coefficient[rows++] = args.row_coefficient[from];
     }
 
@@ -250,12 +254,11 @@ struct SpanHead {
 
     void read_rows(Chunk &c) {
         if (!rows || !P_scratch(rows * CHUNK)) return;
-        const int64_t columns = (c.m + LANES - 1) / LANES * LANES;
-        product<Into::set>(rows, columns, dk, keys, dk, 1, c.shared.Q, CHUNK, P, CHUNK);
+        product<Into::set>(rows, padded(c.m), dk, keys, dk, 1, c.shared.Q, CHUNK, P, CHUNK);
         int64_t r = 0;
         for (int64_t i = 0; i < count; ++i)
             for (const int64_t stop = r + spans[i].rows; r < stop; ++r)
-                for (int64_t t = 0; t < columns; t += LANES) {
+                for (int64_t t = 0; t < c.m; t += LANES) {
                     float *at = P + r * CHUNK + t;
                     store(at, load(at) * load(weight + i * CHUNK + t) * coefficient[r]);
                 }
@@ -292,7 +295,7 @@ struct SpanHead {
                 fold(c, made, first, own, s - own);
             } else {
                 kept = keep_rows(first, made.rows, kept);
-                if (s > own) kept = keep_own(c, own, s - own, kept);
+                if (s > own) kept = keep_own(c, begin, own, s - own, kept);
                 made.rows = loose;
             }
             if (arena.failed) return;
@@ -308,7 +311,7 @@ struct SpanHead {
         made.rows += old.rows;
         if (!old.matrix) return;
         const float factor = old.factor * fade;
-        if (factor == 0 && sound) {
+        if (factor < FADED && sound) {
             give_matrix(old.matrix);  // it has faded to nothing
         } else if (!made.matrix) {
             made.matrix = old.matrix, made.factor = factor;
@@ -336,12 +339,15 @@ struct SpanHead {
         if (from != to) {
             memmove(keys + to * dk, keys + from * dk, many * dk * 4);
             memmove(values + to * dvp, values + from * dvp, many * dvp * 4);
-            memmove(coefficient + to, coefficient + from, many * 4);
+            memmove(coefficient + to, coefficient + from, many * 4), memmove(token + to, token + from, many * 4);
         }
         return to + many;
     }
-    int64_t keep_own(Chunk &c, int64_t s, int64_t many, int64_t to) {
-        for (int64_t i = 0; i < many; ++i) memcpy(keys + (to + i) * dk, c.k(s + i), dk * 4);
+    int64_t keep_own(Chunk &c, int64_t begin, int64_t s, int64_t many, int64_t to) {
+        for (int64_t i = 0; i < many; ++i) {
+            memcpy(keys + (to + i) * dk, c.k(s + i), dk * 4);
+            token[to + i] = int32_t(begin + s + i);
+        }
         memcpy(values + to * dvp, c.V + s * dvp, many * dvp * 4);
         memcpy(coefficient + to, c.tail + s, many * 4);
         return to + many;
