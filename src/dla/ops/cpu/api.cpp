@@ -140,30 +140,40 @@ bool lives(const AttendArgs &a, int64_t n, int64_t h) {
 int64_t lead(const AttendArgs &a, int64_t n) { return a.position ? a.position[n] % CHUNK : 0; }
 int64_t lead(const DecideArgs &, int64_t) { return 0; }
 
-// First what the heads of a key head share, chunk by chunk, if there is room for it; then every head by itself.
+// What the heads of a key head share, of all chunks, if there is more than one of them and room for it.
+struct SharedChunks {
+    float *floats = nullptr;
+    std::atomic<bool> failed{false};
+
+    template <class Args, class Share> SharedChunks(const Args &a, int64_t each, Share share) {
+        int64_t chunks = 0;
+        for (int64_t n = 0; n < a.sequences; ++n)
+            chunks += a.length[n] ? (lead(a, n) + a.length[n] + CHUNK - 1) / CHUNK : 0;
+        if (a.heads <= a.key_heads || chunks * a.key_heads > SHARED_BYTES / 4 / each) return;
+        floats = (float *)aligned_alloc(64, (chunks * a.key_heads * each * 4 + 63) / 64 * 64);
+        if (!floats) failed = true;
+        else
+            run_tasks(chunks * a.key_heads, a.threads, [&](int64_t i) {
+                if (!share(a, i / a.key_heads, i % a.key_heads, floats + i * each)) failed = true;
+            });
+    }
+    ~SharedChunks() { free(floats); }
+};
+
+// First what heads share, then every head by itself.
 template <class Args, class Share, class Run>
 int64_t over_heads(const Args &a, int64_t floats, Share share, Run run) {
-    int64_t chunks = 0;
-    for (int64_t n = 0; n < a.sequences; ++n)
-        chunks += a.length[n] ? (lead(a, n) + a.length[n] + CHUNK - 1) / CHUNK : 0;
-    float *shared = nullptr;
+    SharedChunks shared(a, floats, share);
+    if (shared.failed) return no_memory;
     std::atomic<int64_t> failed{fine};
-    if (a.heads > a.key_heads && chunks * a.key_heads <= SHARED_BYTES / 4 / floats) {
-        shared = (float *)aligned_alloc(64, (chunks * a.key_heads * floats * 4 + 63) / 64 * 64);
-        if (!shared) return no_memory;
-        run_tasks(chunks * a.key_heads, a.threads, [&](int64_t i) {
-            if (!share(a, i / a.key_heads, i % a.key_heads, shared + i * floats)) failed = no_memory;
-        });
-    }
     const int64_t group = a.heads / a.key_heads, total = a.sequences * a.heads;
     const int64_t most = std::min(group, std::max<int64_t>(1, total / std::max<int64_t>(a.threads, 1)));
     const int64_t heads = (group + (group + most - 1) / most - 1) / ((group + most - 1) / most), parts = (group + heads - 1) / heads;
     run_tasks(a.sequences * a.key_heads * parts, a.threads, [&](int64_t i) {
         const int64_t n = i / (a.key_heads * parts), first = i % (a.key_heads * parts) / parts * group + i % parts * heads;
         const int64_t end = std::min(first + heads, first - first % group + group);
-        if (const int64_t wrong = run(n, first, end - first, shared)) failed = wrong;
+        if (const int64_t wrong = run(n, first, end - first, shared.floats)) failed = wrong;
     });
-    free(shared);
     return failed;
 }
 
@@ -176,6 +186,40 @@ int64_t attend(const AttendArgs &a) {
         return int64_t(kernels.attend(a, n, first, heads, shared) ? fine : no_memory);
     };
     return over_heads(a, kernels.shared_floats(a), kernels.attend_share, run);
+}
+
+// Tasks are fixed by the shapes, and so is the order in which they add up.
+int64_t backward(const BackwardArgs &b) {
+    if (!b.attend) return tensors;
+    const AttendArgs &a = *b.attend;
+    if (const int64_t wrong = check(a)) return wrong;
+    const int64_t group = a.heads / a.key_heads;
+    if (!in_range(b.parts, 1, group) || a.route) return sizes;
+    if (a.tokens && !(b.d_o && b.d_q && b.d_k && b.d_v && (a.memory == Memory::single || b.d_lam))) return tensors;
+    const Level &kernels = *level().level;
+    const int64_t heads = (group + b.parts - 1) / b.parts, tasks = a.sequences * a.key_heads * b.parts;
+    SharedChunks shared(a, kernels.shared_floats(a), kernels.attend_share);
+    if (shared.failed) return no_memory;
+    std::atomic<int64_t> failed{fine};
+    run_tasks(tasks, a.threads, [&](int64_t i) {
+        const int64_t part = i % b.parts, key_head = i / b.parts % a.key_heads, n = i / b.parts / a.key_heads;
+        const int64_t first = key_head * group + part * heads, end = std::min(first + heads, (key_head + 1) * group);
+        for (int64_t h = first; a.memory == Memory::dynamic && h < end; ++h)
+            if (!(held(a, n, h) && lives(a, n, h))) {
+                failed = states;
+                return;
+            }
+        if (first < end && !kernels.backward(b, n, first, end - first, part, shared.floats)) failed = no_memory;
+    });
+    const int64_t row = a.key_heads * a.dk;
+    if (b.parts > 1 && !failed)
+        run_tasks((a.tokens + CHUNK - 1) / CHUNK, a.threads, [&](int64_t c) {
+            for (float *d : {b.d_q, b.d_k})
+                for (int64_t p = 1; p < b.parts; ++p)
+                    for (int64_t x = c * CHUNK * row; x < std::min((c + 1) * CHUNK, a.tokens) * row; ++x)
+                        d[x] += d[p * a.tokens * row + x];
+        });
+    return failed;
 }
 
 int64_t check(const DecideArgs &a) {
@@ -354,6 +398,7 @@ extern "C" {
 const char *dla_level() { return level().name; }
 const char *dla_use_level(const char *asked) { return (level() = choose_level(asked)).name; }  // for tests; no call may run
 int64_t dla_attend(const AttendArgs *args) { return args ? attend(*args) : tensors; }
+int64_t dla_backward(const BackwardArgs *args) { return args ? backward(*args) : tensors; }
 int64_t dla_decide(const DecideArgs *args) { return args ? decide(*args) : tensors; }
 int64_t dla_decode(DecodeArgs *args) { return args ? decode(*args) : tensors; }
 int64_t dla_fold(DecodeArgs *args) { return args ? fold(*args) : tensors; }  // right after dla_decode, with more matrices

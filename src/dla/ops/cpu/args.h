@@ -42,6 +42,17 @@ struct AttendArgs {
     float *final_row_keys, *final_row_values, *final_row_coefficient;  // [N, H, final_room, ...]
 };
 
+// Gradients of the outputs with respect to everything. With fewer key heads than heads, those of queries and keys are
+// sums over heads: each part of a key head's heads makes a sum of its own, and these are added up in their order.
+struct BackwardArgs {
+    int64_t parts;
+    const AttendArgs *attend;  // whose o and final are not used
+    const float *d_o;          // [tokens, H, dv]
+    float *d_q, *d_k;          // [parts, tokens, Hk, dk], zero; the sums are in the first part then
+    float *d_v, *d_lam;        // [tokens, H, ...], zero
+    float *d_g;                // [tokens, H], or null
+};
+
 struct DecideArgs {
     int64_t tokens, sequences, heads, key_heads, dk, dv;
     int64_t k_stride, v_stride;
@@ -106,6 +117,7 @@ struct Level {
     int64_t (*shared_floats)(const AttendArgs &);                                  // of one chunk and key head
     bool (*attend_share)(const AttendArgs &, int64_t chunk, int64_t key_head, float *shared);
     bool (*attend)(const AttendArgs &, int64_t sequence, int64_t head, int64_t heads, const float *shared);  // false: no memory
+    bool (*backward)(const BackwardArgs &, int64_t sequence, int64_t head, int64_t heads, int64_t part, const float *shared);
     int64_t (*decide_floats)(const DecideArgs &);
     bool (*decide_share)(const DecideArgs &, int64_t chunk, int64_t key_head, float *shared);
     bool (*decide)(const DecideArgs &, int64_t sequence, int64_t head, int64_t heads, const float *shared);

@@ -22,7 +22,7 @@ template <class Memory> struct Worker {
             float *at = own ? own : (float *)shared + ((number + c) * args.key_heads + chunk.key_head) * floats;
             Shared here = Shared::at(at, args.dk);
             if (own) here.fill(args, cut.offset + begin, m, chunk.key_head);
-            chunk.begin(cut.offset + begin, m, here);
+            chunk.begin(cut.offset, begin, m, here);
             memory.chunk(chunk, begin);
             if (!arena.failed) chunk.write_outputs();
         }
@@ -54,25 +54,26 @@ template <class Memory> bool walk(const AttendArgs &args, int64_t n, int64_t h, 
     return fine;
 }
 
-struct SingleHead {
+template <class C> struct SingleHead {
     float *matrix;
     bool fresh;
     float *final;
 
-    SingleHead(const AttendArgs &a, int64_t n, int64_t h, Chunk &chunk, Arena &arena) {
+    SingleHead(const AttendArgs &a, int64_t n, int64_t h, C &chunk, Arena &arena) {
         const int64_t at = (n * a.heads + h) * a.dk * a.dv;
-        matrix = arena.floats(a.dk * chunk.dvp);
+        matrix = chunk.new_matrix(arena);
         fresh = !a.initial;
         final = a.final ? a.final + at : nullptr;
         if (!fresh && !arena.failed) chunk.load_matrix(matrix, a.initial + at);
     }
-    void chunk(Chunk &c, int64_t) {
+    void chunk(C &c, int64_t) {
         c.own(nullptr);
-        if (!fresh) c.read(matrix, c.E);
-        c.fold_own(matrix, c.E[c.m - 1], fresh, 0, c.m);
+        if (!fresh) c.read(matrix, c.E, 1, 0);
+        c.spread();
+        c.fold(matrix, c.E[c.m - 1], fresh, c.m, c.own_rows(0));
         fresh = false;
     }
-    void finish(Chunk &c) {
+    void finish(C &c) {
         if (final && !fresh) c.save_matrix(matrix, final);
     }
 };
@@ -81,7 +82,7 @@ INLINE int64_t bit_length(int64_t x) { return x ? 64 - __builtin_clzll(uint64_t(
 
 // Fenwick levels. A block of tokens is a matrix and the position of its first token: seen from t, its level is the bit
 // length of that position xor t, whichever of its tokens one takes.
-struct LevelHead {
+template <class C> struct LevelHead {
     struct Block {
         float *matrix;
         float factor;
@@ -97,7 +98,7 @@ struct LevelHead {
     float *final;
     Arena &arena;
 
-    LevelHead(const AttendArgs &a, int64_t n, int64_t h, Chunk &chunk, Arena &pieces) : args(a), arena(pieces) {
+    LevelHead(const AttendArgs &a, int64_t n, int64_t h, C &chunk, Arena &pieces) : args(a), arena(pieces) {
         position = a.position ? a.position[n] : 0;
         weight = arena.floats(CHUNK * CHUNK), lam = arena.floats(a.width * CHUNK);
         const int64_t size = a.dk * a.dv;
@@ -112,32 +113,46 @@ struct LevelHead {
                 start += int64_t(1) << level;
             }
     }
-    float *take(Chunk &c) { return spares ? spare[--spares] : arena.floats(c.dk * c.dvp); }
-    int64_t column(int64_t level) const { return level < args.width ? level : args.width - 1; }
+    float *take(C &c) { return spares ? spare[--spares] : c.new_matrix(arena); }
+    // lam's column for a block or token that begins at `start`, seen from position t.
+    int64_t column(int64_t start, int64_t t) const {
+        const int64_t level = bit_length(t ^ start);
+        return level < args.width ? level : args.width - 1;
+    }
 
-    void chunk(Chunk &c, int64_t) {
+    void chunk(C &c, int64_t) {
         for (int64_t t = 0; t < c.m; ++t)
             for (int64_t i = 0; i < args.width; ++i)
                 lam[i * CHUNK + t] = args.lam[((c.first + t) * args.heads + c.h) * args.width + i];
         for (int64_t s = 0; s < c.m; ++s)
             for (int64_t t = s; t < c.m; ++t)
-                weight[s * CHUNK + t] = lam[column(bit_length((position + t) ^ (position + s))) * CHUNK + t];
+                weight[s * CHUNK + t] = lam[column(position + s, position + t) * CHUNK + t];
         c.own(weight);
         float by_time[CHUNK];
         for (int64_t b = 0; b < count; ++b) {
-            for (int64_t t = 0; t < c.m; ++t) {
-                const int64_t level = bit_length((position + t) ^ blocks[b].start);
-                by_time[t] = lam[column(level) * CHUNK + t] * c.E[t] * blocks[b].factor;
-            }
-            c.read(blocks[b].matrix, by_time);
+            for (int64_t t = 0; t < c.m; ++t)
+                by_time[t] = lam[column(blocks[b].start, position + t) * CHUNK + t] * c.E[t];
+            c.read(blocks[b].matrix, by_time, blocks[b].factor, b);
         }
+        if constexpr (C::backward) learn(c);
+        c.spread();
         for (int64_t b = 0; b < count; ++b) blocks[b].factor *= c.E[c.m - 1];
         close(c, position + c.m);
         position += c.m;
     }
 
+    // Gradients of lam.
+    void learn(C &c) {
+        for (int64_t t = 0; t < c.m; ++t) {
+            float *d = c.d_lam(t);
+            for (int64_t s = 0; s <= t; ++s) d[column(position + s, position + t)] += c.d_own[s * CHUNK + t];
+            for (int64_t b = 0; b < count; ++b)
+                d[column(blocks[b].start, position + t)] += c.d_weight[b * CHUNK + t] * c.E[t];
+        }
+    }
+
     // Blocks and tokens up to `end` as its bits say: one block for each that is set, tokens folded where they belong.
-    void close(Chunk &c, int64_t end) {
+    void close(C &c, int64_t end) {
         Block old[128];
         const int64_t olds = count;
         memcpy(old, blocks, olds * sizeof(Block));
@@ -153,7 +168,7 @@ struct LevelHead {
                     matrix = old[b].matrix, factor = old[b].factor;
                     continue;
                 }
-                combine(matrix, factor, old[b].matrix, old[b].factor, c.dk * c.dvp);
+                c.combine(matrix, factor, old[b].matrix, old[b].factor);
                 factor = 1;
                 spare[spares++] = old[b].matrix;
             }
@@ -162,7 +177,7 @@ struct LevelHead {
                 const bool fresh = !matrix;
                 if (fresh) matrix = take(c);
                 if (!matrix) return;
-                c.fold_own(matrix, factor, fresh, from - position, stop - from);
+                c.fold(matrix, factor, fresh, stop - from, c.own_rows(from - position));
                 factor = 1;
             }
             blocks[count++] = {matrix, factor, start, stop - start};
@@ -170,7 +185,7 @@ struct LevelHead {
         }
     }
 
-    void finish(Chunk &c) {
+    void finish(C &c) {
         if (!final) return;
         for (int64_t b = 0; b < count; ++b)
             c.save_matrix(blocks[b].matrix, final + (bit_length(blocks[b].size) - 1) * c.dk * c.dv, blocks[b].factor);

@@ -9,6 +9,7 @@ from dla.ops.chunked.lifetimes import Lifetimes
 from dla.ops.chunked.tokens import tokens_after
 from dla.ops.cpu import binding
 from dla.ops.cpu.binding import Arguments, call, flat
+from dla.ops.cpu.gradients import NAMES, CpuAttention
 from dla.ops.decide.decided import Decided
 from dla.ops.problem import Problem
 from dla.ops.segmentation import Segmentation
@@ -36,12 +37,11 @@ class AttendArgs(Arguments):
 
 def unable(problem: Problem) -> str | None:
     """Why these kernels cannot run a problem."""
-    if problem.needs_gradient:
-        return "the C++ kernels have no backward pass yet"
+    if problem.needs_gradient and problem.routed:
+        return "the C++ kernels have no backward pass of routed reads yet"
     return binding.unable(problem)
 
 
-@torch.no_grad()
 def attend(problem: Problem, decided: Decided | None) -> tuple[Tensor, State | None]:
     """The outputs [B, T, H, dv] and, if wanted, the state after the last step."""
     if problem.memory == "single":
@@ -172,5 +172,10 @@ def run(problem: Problem, **given: Any) -> Tensor:
         else:
             tensors[name] = None if x is None else x.contiguous()
     tensors["o"] = o = torch.empty(layout.batch, layout.time, H, dv)
-    call("dla_attend", AttendArgs(scale=problem.scale, **numbers), tensors)
-    return o.to(problem.v.dtype)
+    arguments = AttendArgs(scale=problem.scale, **numbers)
+    call("dla_attend", arguments, tensors)
+    o = o.to(problem.v.dtype)
+    if problem.needs_gradient:
+        kept = {name: None if x is None else x.detach() for name, x in tensors.items() if name != "o"}
+        o = CpuAttention.apply(o, arguments, kept, *(getattr(problem, name) for name in NAMES))
+    return o

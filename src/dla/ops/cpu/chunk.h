@@ -37,6 +37,23 @@ struct Arena {
     }
 };
 
+// Floats that are asked for again and again, more of them every time.
+struct Scratch {
+    float *floats = nullptr;
+    int64_t room = 0;
+
+    bool fit(int64_t n, Arena &arena) {
+        if (room < n) floats = arena.floats(n + n / 2), room = floats ? n + n / 2 : 0;
+        return floats;
+    }
+};
+
+INLINE int64_t sum_of(const int64_t *x, int64_t n) {
+    int64_t total = 0;
+    for (int64_t i = 0; i < n; ++i) total += x[i];
+    return total;
+}
+
 // An array of objects in an arena, made one by one.
 struct Here {
     void *at;
@@ -116,13 +133,25 @@ struct Shared {
     }
 };
 
-// One head's chunk: scratch, and the steps that every memory takes.
+// Tokens outside of a matrix: keys [dk] `stride` apart, values [dvp], what each counts for, and which token each is.
+struct Rows {
+    const float *keys;
+    int64_t stride;
+    const float *values, *coefficient;
+    const int32_t *token;  // from the sequence's first; below zero: carried in
+};
+
+// One head's chunk: scratch, and the steps that every memory takes. A memory is written for any kind of chunk: this one
+// computes outputs, the one of backward.h gradients.
 struct Chunk {
+    static constexpr bool backward = false;
     const AttendArgs &args;
     const int64_t h, key_head, dk, dv, dvp;
     Shared shared;
     float *V, *W, *P, *O;  // [CHUNK][dvp] values, weighted values; [CHUNK][CHUNK]; [CHUNK][dvp] outputs
+    Scratch loose;             // [rows][CHUNK] of loose rows
     int64_t first = 0, m = 0;  // the chunk's tokens
+    int32_t token[CHUNK];      // these, from the sequence's first
     double G[CHUNK];           // running sums of g
     float E[CHUNK];            // exp of them: decay since the chunk's start
     float away[CHUNK];         // their inverse, if the decay is mild: then decay from s to t is E[t] * away[s]
@@ -140,9 +169,11 @@ struct Chunk {
 
     const float *k(int64_t t) const { return args.k + (first + t) * args.k_stride + key_head * dk; }
 
-    void begin(int64_t at, int64_t count, const Shared &of_keys) {
-        first = at, m = count, shared = of_keys;
+    // `count` tokens from `position` of a sequence on, whose first token is `offset`
+    void begin(int64_t offset, int64_t position, int64_t count, const Shared &of_keys) {
+        first = offset + position, m = count, shared = of_keys;
         for (int64_t t = 0; t < m; ++t) {
+            token[t] = int32_t(position + t);
             const float *v = args.v + (first + t) * args.v_stride + h * dv;
             memcpy(V + t * dvp, v, dv * 4);
             for (int64_t j = dv; j < dvp; ++j) V[t * dvp + j] = 0;
@@ -203,30 +234,53 @@ struct Chunk {
         }
     }
 
-    // O += weight[t] * q_t^T matrix
-    void read(const float *matrix, const float *weight) {
-        product<Into::add_weighted>(m, dvp, dk, shared.Q, 1, CHUNK, matrix, dvp, O, dvp, weight);
+    void spread() {}  // all reads of the chunk are done
+
+    // O += factor * weight[t] * q_t^T matrix; it is a part of state number `state`
+    void read(const float *matrix, const float *weight, float factor, int64_t) {
+        float by_time[CHUNK];
+        for (int64_t t = 0; t < m; t += LANES) store(by_time + t, load(weight + t) * factor);
+        product<Into::add_weighted>(m, dvp, dk, shared.Q, 1, CHUNK, matrix, dvp, O, dvp, by_time);
     }
 
+    // The same of loose rows: many[i] of them belong to state i, whose weight is weight[i][CHUNK].
+    void read_rows(const Rows &rows, const int64_t *many, int64_t states, const float *weight, Arena &arena) {
+        const int64_t total = sum_of(many, states);
+        if (!total || !loose.fit(total * CHUNK, arena)) return;
+        float *at = loose.floats;
+        product<Into::set>(total, padded(m), dk, rows.keys, rows.stride, 1, shared.Q, CHUNK, at, CHUNK);
+        const float *coefficient = rows.coefficient;
+        for (int64_t i = 0; i < states; ++i)
+            for (int64_t r = 0; r < many[i]; ++r, ++coefficient, at += CHUNK)
+                for (int64_t t = 0; t < m; t += LANES)
+                    store(at + t, load(at + t) * load(weight + i * CHUNK + t) * *coefficient);
+        product<Into::add_weighted>(m, dvp, total, loose.floats, 1, CHUNK, rows.values, dvp, O, dvp, ones);
+    }
+
+    float *new_matrix(Arena &arena) const { return arena.floats(dk * dvp); }
+
+    // A = a A + b B, after which B is free
+    void combine(float *A, float a, float *B, float b) {
+        for (int64_t i = 0; i < dk * dvp; i += LANES) store(A + i, load(A + i) * a + load(B + i) * b);
+    }
+    void drop(float *) {}  // this matrix is free
+
     // matrix = fade * matrix + sum of coefficient * k v^T, over rows; `fresh`: there is nothing to fade
-    void fold(float *matrix, float fade, bool fresh, int64_t rows, const float *keys, int64_t stride, const float *values,
-              const float *coefficient) {
-        for (int64_t done = 0; done < rows; done += CHUNK) {
-            const int64_t n = rows - done < CHUNK ? rows - done : CHUNK;
+    void fold(float *matrix, float fade, bool fresh, int64_t many, const Rows &rows) {
+        for (int64_t done = 0; done < many; done += CHUNK) {
+            const int64_t n = many - done < CHUNK ? many - done : CHUNK;
             for (int64_t r = 0; r < n; ++r)
                 for (int64_t j = 0; j < dvp; j += LANES)
-                    store(W + r * dvp + j, load(values + (done + r) * dvp + j) * coefficient[done + r]);
-            const float *from = keys + done * stride;
-            if (fresh) product<Into::set>(dk, dvp, n, from, 1, stride, W, dvp, matrix, dvp);
-            else product<Into::fade>(dk, dvp, n, from, 1, stride, W, dvp, matrix, dvp, nullptr, fade);
+                    store(W + r * dvp + j, load(rows.values + (done + r) * dvp + j) * rows.coefficient[done + r]);
+            const float *from = rows.keys + done * rows.stride;
+            if (fresh) product<Into::set>(dk, dvp, n, from, 1, rows.stride, W, dvp, matrix, dvp);
+            else product<Into::fade>(dk, dvp, n, from, 1, rows.stride, W, dvp, matrix, dvp, nullptr, fade);
             fresh = false, fade = 1;
         }
     }
 
-    // The same with tokens s .. s + count of the chunk, as they stand at its end.
-    void fold_own(float *matrix, float fade, bool fresh, int64_t s, int64_t count) {
-        fold(matrix, fade, fresh, count, k(s), args.k_stride, V + s * dvp, tail + s);
-    }
+    // The chunk's own tokens from s on, as they stand at its end.
+    Rows own_rows(int64_t s) const { return {k(s), args.k_stride, V + s * dvp, tail + s, token + s}; }
 
     void write_outputs() {
         for (int64_t t = 0; t < m; ++t) {
@@ -246,11 +300,6 @@ struct Chunk {
             for (int64_t j = 0; j < dv; ++j) to[d * dv + j] = factor * matrix[d * dvp + j];
     }
 };
-
-// A = a A + b B
-INLINE void combine(float *A, float a, const float *B, float b, int64_t n) {
-    for (int64_t i = 0; i < n; i += LANES) store(A + i, load(A + i) * a + load(B + i) * b);
-}
 
 // The chunks of a sequence: cut where its own position is a multiple of 64 if its levels need that.
 struct Cut {

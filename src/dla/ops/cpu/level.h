@@ -1,5 +1,6 @@
 // All kernels of one instruction set, as a table. Included by the files level_*.cpp, which choose it.
 #include "attend.h"
+#include "backward.h"
 #include "decide.h"
 #include "decode.h"
 #include "spans.h"
@@ -17,9 +18,18 @@ bool attend_share(const AttendArgs &args, int64_t chunk, int64_t key_head, float
 
 bool attend(const AttendArgs &args, int64_t n, int64_t h, int64_t heads, const float *shared) {
     switch (args.memory) {
-        case Memory::single: return walk<SingleHead>(args, n, h, heads, shared);
-        case Memory::log_linear: return walk<LevelHead>(args, n, h, heads, shared);
-        case Memory::dynamic: return walk<SpanHead>(args, n, h, heads, shared);
+        case Memory::single: return walk<SingleHead<Chunk>>(args, n, h, heads, shared);
+        case Memory::log_linear: return walk<LevelHead<Chunk>>(args, n, h, heads, shared);
+        case Memory::dynamic: return walk<SpanHead<Chunk>>(args, n, h, heads, shared);
+    }
+    return false;
+}
+
+bool backward(const BackwardArgs &args, int64_t n, int64_t h, int64_t heads, int64_t part, const float *shared) {
+    switch (args.attend->memory) {
+        case Memory::single: return walk_back<SingleHead<BackChunk>>(args, n, h, heads, part, shared);
+        case Memory::log_linear: return walk_back<LevelHead<BackChunk>>(args, n, h, heads, part, shared);
+        case Memory::dynamic: return walk_back<SpanHead<BackChunk>>(args, n, h, heads, part, shared);
     }
     return false;
 }
@@ -69,4 +79,4 @@ void decode_fold(const DecodeArgs &args, int64_t n, int64_t h, int32_t fresh) {
 }  // namespace
 
 extern const Level DLA_TABLE;
-const Level DLA_TABLE = {shared_floats, attend_share, attend, decide_floats, decide_share, decide, decode, decode_fold};
+const Level DLA_TABLE = {shared_floats, attend_share, attend, backward, decide_floats, decide_share, decide, decode, decode_fold};

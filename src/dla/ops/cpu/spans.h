@@ -22,7 +22,7 @@ struct Span {
     float mass;     // the norms of what it was summed up from in this chunk
 };
 
-struct SpanHead {
+template <class C> struct SpanHead {
     const AttendArgs &args;
     Arena &arena;
     const int64_t n, h, dk, dvp, room;
@@ -41,13 +41,16 @@ struct SpanHead {
     int32_t *slot, *slot_own;     // [room] of states, [CHUNK] of tokens
     float *weight, *weight_own;   // [room][CHUNK], [CHUNK][CHUNK]
     float *table;                 // [room] weights by slot, at one time
-    float *P = nullptr;           // [most][CHUNK] of loose rows
     float *fit, *sums;            // [room][CHUNK] queries with the sums of keys; [room][dk] these, in float
     float norm_q[CHUNK], norm_k[CHUNK];
-    int64_t P_room = 0;
+    int32_t *slots, *slots_own;   // [room][CHUNK], [CHUNK][CHUNK] slots at every time, if gradients are wanted
+    int32_t alive_at[CHUNK];
+    float *d_table;               // [room]
+    Scratch along;                // [states] products of a query with the sums of keys
+    int64_t *many;                // [room] loose rows of each state
     Span *live;                   // [room + 1] states as they come to be during the chunk (keys and square alone)
 
-    SpanHead(const AttendArgs &a, int64_t sequence, int64_t head, Chunk &c, Arena &pieces)
+    SpanHead(const AttendArgs &a, int64_t sequence, int64_t head, C &c, Arena &pieces)
         : args(a), arena(pieces), n(sequence), h(head), dk(a.dk), dvp(c.dvp), room(a.states + 1), routed(a.route) {
         int64_t before = 0;
         for (int64_t i = 0; i < a.carried; ++i) before += a.rows[(n * a.heads + h) * a.carried + i];
@@ -60,6 +63,11 @@ struct SpanHead {
         spare_keys = (double **)arena.bytes(2 * room * sizeof(double *));
         ends = (int32_t *)arena.bytes(a.length[n] * 4);
         slot = (int32_t *)arena.bytes(room * 4), slot_own = (int32_t *)arena.bytes(CHUNK * 4);
+        many = (int64_t *)arena.bytes(room * 8);
+        if (C::backward) {
+            slots = (int32_t *)arena.bytes(room * CHUNK * 4), slots_own = (int32_t *)arena.bytes(CHUNK * CHUNK * 4);
+            d_table = arena.floats(room);
+        }
         weight = arena.floats(room * CHUNK), weight_own = arena.floats(CHUNK * CHUNK), table = arena.floats(room);
         fit = routed ? arena.floats(room * CHUNK) : nullptr, sums = routed ? arena.floats(room * dk) : nullptr;
         if (arena.failed) return;
@@ -67,11 +75,11 @@ struct SpanHead {
         find_ends();
     }
 
-    float *take_matrix() { return spares ? spare[--spares] : arena.floats(dk * dvp); }
+    float *take_matrix(C &c) { return spares ? spare[--spares] : c.new_matrix(arena); }
     void give_matrix(float *x) { spare[spares++] = x; }
     double *take_keys() { return spare_sums ? spare_keys[--spare_sums] : (double *)arena.bytes(padded(dk) * 8); }
 
-    void carry_in(Chunk &c) {
+    void carry_in(C &c) {
         const int64_t at = (n * args.heads + h) * args.carried;
         const int32_t *place = args.places + (n * args.heads + h) * args.places_room;
         for (int64_t i = 0; i < args.carried; ++i) {
@@ -79,7 +87,7 @@ struct SpanHead {
             Span &s = spans[count++];
             s = {nullptr, args.factor[at + i], int32_t(i - args.carried), args.rows[at + i], nullptr, 0, 0};
             if (args.matrix[at + i] >= 0) {
-                s.matrix = take_matrix();
+                s.matrix = take_matrix(c);
                 if (arena.failed) return;
                 c.load_matrix(s.matrix, args.initial + args.matrix[at + i] * dk * args.dv);
             }
@@ -127,7 +135,7 @@ struct SpanHead {
         return float(sqrt(square));
     }
 
-    void chunk(Chunk &c, int64_t begin) {
+    void chunk(C &c, int64_t begin) {
         sound = sound && c.finite;
         if (routed) meet_keys(c);
         const int64_t after = weigh(c, begin);
@@ -135,13 +143,14 @@ struct SpanHead {
         for (int64_t i = 0; i < count; ++i)
             for (int64_t t = 0; t < c.m; t += LANES)
                 store(weight + i * CHUNK + t, load(weight + i * CHUNK + t) * load(c.E + t));
-        read_rows(c);
-        read_matrices(c);
+        read(c);
+        if constexpr (C::backward) learn(c);
+        c.spread();
         settle(c, begin, after);
     }
 
     // Queries with the sums of keys as they are at the chunk's start, and norms.
-    void meet_keys(Chunk &c) {
+    void meet_keys(C &c) {
         for (int64_t i = 0; i < count; ++i) {
             for (int64_t d = 0; d < dk; ++d) sums[i * dk + d] = float(spans[i].keys[d]);
             spans[i].mass = spans[i].length;
@@ -160,7 +169,7 @@ struct SpanHead {
     }
 
     // The weight of every state and token at every time of the chunk; returns how many states there are at its end.
-    int64_t weigh(Chunk &c, int64_t begin) {
+    int64_t weigh(C &c, int64_t begin) {
         int64_t alive = count;
         for (int64_t i = 0; i < count; ++i) slot[i] = int32_t(i), live[i] = spans[i];
         for (int64_t t = 0; t < c.m; ++t) {
@@ -173,8 +182,33 @@ struct SpanHead {
             fill_table(c, t, at, alive);
             for (int64_t i = 0; i < count; ++i) weight[i * CHUNK + t] = table[slot[i]];
             for (int64_t s = 0; s <= t; ++s) weight_own[s * CHUNK + t] = table[slot_own[s]];
+            if constexpr (C::backward) remember_slots(t, alive);
         }
         return alive;
+    }
+
+    void remember_slots(int64_t t, int64_t alive) {
+        alive_at[t] = int32_t(alive);
+        for (int64_t i = 0; i < count; ++i) slots[i * CHUNK + t] = slot[i];
+        for (int64_t s = 0; s <= t; ++s) slots_own[s * CHUNK + t] = slot_own[s];
+    }
+
+    // Gradients of lam: what all tokens and states of a slot say about its weight.
+    void learn(C &c) {
+        for (int64_t t = 0; t < c.m; ++t) {
+            const int64_t alive = alive_at[t];
+            for (int64_t i = 0; i < alive; ++i) d_table[i] = 0;
+            for (int64_t i = 0; i < count; ++i) d_table[slots[i * CHUNK + t]] += c.d_weight[i * CHUNK + t];
+            for (int64_t i = 0; i < alive; ++i) d_table[i] *= c.E[t];
+            for (int64_t s = 0; s <= t; ++s) d_table[slots_own[s * CHUNK + t]] += c.d_own[s * CHUNK + t];
+            float *d = c.d_lam(t);
+            for (int64_t i = 0; i < alive; ++i) d[column(i, alive)] += d_table[i];
+        }
+    }
+
+    int64_t column(int64_t state, int64_t alive) const {
+        const int64_t slot_number = args.recency ? alive - 1 - state : state;
+        return slot_number < args.width ? slot_number : args.width - 1;
     }
 
     int64_t open_slot(int64_t alive) {
@@ -213,20 +247,16 @@ struct SpanHead {
         return alive - 1;
     }
 
-    void fill_table(Chunk &c, int64_t t, int64_t at, int64_t alive) {
+    void fill_table(C &c, int64_t t, int64_t at, int64_t alive) {
         const float *lam = args.lam + at * args.width;
-        for (int64_t i = 0; i < alive; ++i) {
-            const int64_t column = args.recency ? alive - 1 - i : i;
-            table[i] = lam[column < args.width ? column : args.width - 1];
-        }
+        for (int64_t i = 0; i < alive; ++i) table[i] = lam[column(i, alive)];
         if (routed) route(c, t, args.route[at], alive);
     }
 
     // table *= exp(sharpness * (cos of query and sum of keys - 1))
-    void route(Chunk &c, int64_t t, float sharpness, int64_t alive) {
-        float along[CHUNK + 1];
-        float *dot = alive <= CHUNK ? along : P_scratch(alive);
-        if (!dot) return;
+    void route(C &c, int64_t t, float sharpness, int64_t alive) {
+        if (!along.fit(alive, arena)) return;
+        float *dot = along.floats;
         for (int64_t i = 0; i < alive; ++i) dot[i] = 0;
         for (int64_t i = 0; i < count; ++i) dot[slot[i]] += fit[i * CHUNK + t];
         for (int64_t s = 0; s <= t; ++s) dot[slot_own[s]] += c.shared.S[s * CHUNK + t];
@@ -244,45 +274,24 @@ struct SpanHead {
         return float(total);
     }
 
-    float *P_scratch(int64_t floats) {
-        if (P_room < floats) {
-            P = arena.floats(floats + floats / 2);
-            P_room = P ? floats + floats / 2 : 0;
-        }
-        return P_room < floats ? nullptr : P;
-    }
-
-    void read_rows(Chunk &c) {
-        if (!rows || !P_scratch(rows * CHUNK)) return;
-        product<Into::set>(rows, padded(c.m), dk, keys, dk, 1, c.shared.Q, CHUNK, P, CHUNK);
-        int64_t r = 0;
+    void read(C &c) {
+        for (int64_t i = 0; i < count; ++i) many[i] = spans[i].rows;
+        c.read_rows(loose(0), many, count, weight, arena);
         for (int64_t i = 0; i < count; ++i)
-            for (const int64_t stop = r + spans[i].rows; r < stop; ++r)
-                for (int64_t t = 0; t < c.m; t += LANES) {
-                    float *at = P + r * CHUNK + t;
-                    store(at, load(at) * load(weight + i * CHUNK + t) * coefficient[r]);
-                }
-        product<Into::add_weighted>(c.m, dvp, rows, P, 1, CHUNK, values, dvp, c.O, dvp, c.ones);
+            if (spans[i].matrix) c.read(spans[i].matrix, weight + i * CHUNK, spans[i].factor, i);
     }
 
-    void read_matrices(Chunk &c) {
-        for (int64_t i = 0; i < count; ++i) {
-            if (!spans[i].matrix) continue;
-            for (int64_t t = 0; t < c.m; t += LANES)
-                store(weight + i * CHUNK + t, load(weight + i * CHUNK + t) * spans[i].factor);
-            c.read(spans[i].matrix, weight + i * CHUNK);
-        }
-    }
+    Rows loose(int64_t row) const { return {keys + row * dk, dk, values + row * dvp, coefficient + row, token + row}; }
 
     // Put together what has become one state, at the chunk's end.
-    void settle(Chunk &c, int64_t begin, int64_t after) {
+    void settle(C &c, int64_t begin, int64_t after) {
         const float fade = c.E[c.m - 1];
         for (int64_t r = 0; r < rows; ++r) coefficient[r] *= fade;
         for (int64_t j = 0; j < after; ++j) {
             Span &made = live[j];
             made.matrix = nullptr, made.factor = 0, made.rows = 0, made.start = NOBODY;
         }
-        for (int64_t i = 0; i < count; ++i) join(live[slot[i]], spans[i], fade);
+        for (int64_t i = 0; i < count; ++i) join(c, live[slot[i]], spans[i], fade);
         int64_t s = 0, row = 0, kept = 0;
         for (int64_t j = 0; j < after; ++j) {
             Span &made = live[j];
@@ -295,7 +304,7 @@ struct SpanHead {
                 fold(c, made, first, own, s - own);
             } else {
                 kept = keep_rows(first, made.rows, kept);
-                if (s > own) kept = keep_own(c, begin, own, s - own, kept);
+                if (s > own) kept = keep_own(c, own, s - own, kept);
                 made.rows = loose;
             }
             if (arena.failed) return;
@@ -306,31 +315,32 @@ struct SpanHead {
         spans = live, live = swap;
     }
 
-    void join(Span &made, const Span &old, float fade) {
+    void join(C &c, Span &made, const Span &old, float fade) {
         if (made.start == NOBODY) made.start = old.start;
         made.rows += old.rows;
         if (!old.matrix) return;
         const float factor = old.factor * fade;
         if (factor < FADED && sound) {
-            give_matrix(old.matrix);  // it has faded to nothing
+            c.drop(old.matrix);  // it has faded to nothing
+            give_matrix(old.matrix);
         } else if (!made.matrix) {
             made.matrix = old.matrix, made.factor = factor;
         } else {
-            combine(made.matrix, made.factor, old.matrix, factor, dk * dvp);
+            c.combine(made.matrix, made.factor, old.matrix, factor);
             made.factor = 1;
             give_matrix(old.matrix);
         }
     }
 
-    void fold(Chunk &c, Span &made, int64_t row, int64_t own, int64_t owned) {
+    void fold(C &c, Span &made, int64_t row, int64_t own, int64_t owned) {
         bool fresh = !made.matrix;
-        if (fresh) made.matrix = take_matrix();
+        if (fresh) made.matrix = take_matrix(c);
         if (!made.matrix) return;
         if (made.rows) {
-            c.fold(made.matrix, made.factor, fresh, made.rows, keys + row * dk, dk, values + row * dvp, coefficient + row);
+            c.fold(made.matrix, made.factor, fresh, made.rows, loose(row));
             fresh = false, made.factor = 1;
         }
-        if (owned) c.fold_own(made.matrix, made.factor, fresh, own, owned);
+        if (owned) c.fold(made.matrix, made.factor, fresh, owned, c.own_rows(own));
         made.factor = 1, made.rows = 0;
     }
 
@@ -343,17 +353,15 @@ struct SpanHead {
         }
         return to + many;
     }
-    int64_t keep_own(Chunk &c, int64_t begin, int64_t s, int64_t many, int64_t to) {
-        for (int64_t i = 0; i < many; ++i) {
-            memcpy(keys + (to + i) * dk, c.k(s + i), dk * 4);
-            token[to + i] = int32_t(begin + s + i);
-        }
+    int64_t keep_own(C &c, int64_t s, int64_t many, int64_t to) {
+        for (int64_t i = 0; i < many; ++i) memcpy(keys + (to + i) * dk, c.k(s + i), dk * 4);
+        memcpy(token + to, c.token + s, many * 4);
         memcpy(values + to * dvp, c.V + s * dvp, many * dvp * 4);
         memcpy(coefficient + to, c.tail + s, many * 4);
         return to + many;
     }
 
-    void finish(Chunk &c) {
+    void finish(C &c) {
         if (!args.final) return;
         const int64_t at = (n * args.heads + h) * args.states, head = (n * args.heads + h) * args.final_room;
         for (int64_t j = 0; j < count; ++j) {
