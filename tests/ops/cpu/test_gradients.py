@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from dataclasses import replace
 from typing import Any
 
@@ -127,3 +130,22 @@ def test_a_change_in_place_before_the_backward_pass_is_noticed() -> None:
     v.mul_(2)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         o.sum().backward()
+
+
+def test_memory_that_was_never_written_is_never_read() -> None:
+    """With every fresh piece of memory filled with 3e38, whose products are infinite, nothing changes."""
+    script = """
+import torch
+from tests.ops.common import OPERATORS, cast, make_inputs
+from tests.ops.cpu.test_gradients import gradients
+for T in (63, 130):
+    x = cast(make_inputs("decay", T=T, H=4, Hk=2, dk=6, dv=5, width=6), torch.float32)
+    for operator in OPERATORS:
+        for name, y in gradients(operator, x, backend="cpu").items():
+            print(operator, T, name, y.double().sum().item())
+"""
+    found = [
+        subprocess.run([sys.executable, "-c", script], env={**os.environ, **env}, capture_output=True, text=True).stdout
+        for env in ({}, {"MALLOC_PERTURB_": "128"})
+    ]
+    assert found[0].count("\n") > 20 and found[0] == found[1]

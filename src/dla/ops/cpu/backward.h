@@ -73,6 +73,7 @@ struct BackChunk : Chunk {
     List<int32_t> tokens;
     List<int64_t> ends;      // of each chunk's events
     List<float *> matrices;  // all there are
+    Ints lane;               // 0, 1, ...
 
     BackChunk(const BackwardArgs &b, int64_t n, int64_t head, int64_t which, Arena &pieces)
         : Chunk(*b.attend, head, pieces), back(b), dkp(padded(b.attend->dk)), part(which), arena(pieces) {
@@ -81,6 +82,7 @@ struct BackChunk : Chunk {
         A = zeros(CHUNK * CHUNK), d_own = arena.floats(CHUNK * CHUNK), T = arena.floats(CHUNK * wide);
         dQ = arena.floats(dkp * CHUNK), X = arena.floats(dkp * CHUNK), d_weight = zeros(most * CHUNK);
         net = (double *)zeros(2 * args.length[n]), offset = args.offset[n];
+        for (int i = 0; i < LANES; ++i) lane[i] = i;
     }
     float *zeros(int64_t n) {
         float *x = arena.floats(n);
@@ -121,15 +123,14 @@ struct BackChunk : Chunk {
             product<Into::set>(m - s < STEP ? m - s : STEP, CHUNK - s, dv, V + s * dvp, dvp, 1, DT + s, CHUNK,
                                A + s * CHUNK + s, CHUNK);
         double reads[CHUNK] = {};
-        Ints lane;
-        for (int i = 0; i < LANES; ++i) lane[i] = i;
         for (int64_t s = 0; s < m; ++s) {
             Wide read{};  // of token s
             for (int64_t t = s / STEP * STEP; t < m; t += LANES) {
                 const int64_t at = s * CHUNK + t;
                 const Vec x = load(shared.S + at), w = weight ? load(weight + at) : all(1);
                 const Vec d = args.g ? decay(s, t) : all(1), dp = load(A + at) * d;
-                const Ints seen = lane + int32_t(t) >= int32_t(s), later = lane + int32_t(t) > int32_t(s);
+                const Ints time = lane + int32_t(t), seen = time >= int32_t(s);
+                const Ints later = (time > int32_t(s)) & (time < int32_t(m));  // what weights are past m is anything
                 store(P + at, (Vec)((Ints)(x * d * w) & seen));
                 store(A + at, (Vec)((Ints)(dp * w) & seen));
                 store(d_own + at, (Vec)((Ints)(dp * x) & seen));
@@ -194,7 +195,8 @@ struct BackChunk : Chunk {
                     store(p + r * CHUNK + t, x * w * rows.coefficient[r]);
                     store(d + r * CHUNK + t, dp * w);
                     store(d_weight + i * CHUNK + t, load(d_weight + i * CHUNK + t) + dp * x);
-                    if (args.g) note(dp * x * w, reads + t, read);
+                    const Ints here = lane + int32_t(t) < int32_t(m);
+                    if (args.g) note((Vec)((Ints)(dp * x * w) & here), reads + t, read);
                 }
                 if (args.g && rows.token[r] >= 0) net[rows.token[r]] -= total(read);
             }
