@@ -3,12 +3,15 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <utility>
 
 #include "../../src/dla/ops/cpu/args.h"
 #include "drive.h"
 
 extern "C" int64_t dla_decode(DecodeArgs *);
 extern "C" int64_t dla_fold(DecodeArgs *);
+extern "C" int64_t dla_ground(DecodeArgs *);
+extern "C" int64_t dla_repack(DecodeArgs *, const PoolArgs *);
 
 namespace {
 
@@ -134,28 +137,59 @@ void make_room(Draw &draw, Call &call) {
     }
 }
 
-// The pools without what is free.
-void compact(Call &call) {
-    DecodeArgs &a = call.args;
-    Call old = call;
-    a.pool_rows = a.pool_matrices = a.free_rows = a.free_matrices = 0;
-    for (auto *array : {&call.row_keys, &call.row_values, &call.matrices}) array->clear();
-    call.row_coefficient.clear(), call.free_row.clear(), call.free_matrix.clear();
-    auto take = [](Bytes &to, const Bytes &from, int64_t i, int64_t size) {
-        to.insert(to.end(), from.begin() + i * size, from.begin() + (i + 1) * size);
-    };
-    for (int64_t at = 0; at < call.heads(); ++at)
-        for (int64_t r = 0; r < call.total(at); ++r) {
-            int32_t &place = call.places[at * a.places_room + r];
-            take(call.row_keys, old.row_keys, place, a.dk * a.stored);
-            take(call.row_values, old.row_values, place, a.dv * a.stored);
-            call.row_coefficient.push_back(old.row_coefficient[place]), place = int32_t(a.pool_rows++);
-        }
-    for (int32_t &place : call.matrix) {
-        if (place < 0) continue;
-        take(call.matrices, old.matrices, place, a.dk * a.dv * a.stored), place = int32_t(a.pool_matrices++);
+// Pools to move to.
+struct Pools {
+    PoolArgs args;
+    Bytes matrices, row_keys, row_values;
+    std::vector<float> row_coefficient;
+    std::vector<int32_t> free_row, free_matrix;
+
+    Pools(const DecodeArgs &a, int64_t many_rows, int64_t many_matrices)
+        : matrices(std::max<int64_t>(many_matrices, 0) * a.dk * a.dv * a.stored, 0xff),
+          row_keys(std::max<int64_t>(many_rows, 0) * a.dk * a.stored, 0xff),
+          row_values(std::max<int64_t>(many_rows, 0) * a.dv * a.stored, 0xff),
+          row_coefficient(std::max<int64_t>(many_rows, 0), NAN), free_row(row_coefficient.size(), -9),
+          free_matrix(std::max<int64_t>(many_matrices, 0), -9) {
+        args.pool_rows = many_rows, args.pool_matrices = many_matrices, args.matrices = matrices.data();
+        args.row_keys = row_keys.data(), args.row_values = row_values.data();
+        args.row_coefficient = row_coefficient.data();
+        args.free_row = free_row.data(), args.free_matrix = free_matrix.data();
     }
-    grow_rows(call, 0), grow_matrices(call, 0);
+};
+
+void check_pools(const Call &call);
+
+// What is in use moves to other pools, with as few free places as can be or some more; one of them may stay.
+void repack(Draw &draw, Call &call) {
+    DecodeArgs &a = call.args;
+    int64_t rows = 0, matrices = 0;
+    for (int64_t at = 0; at < call.heads(); ++at) rows += call.total(at);
+    for (int32_t place : call.matrix) matrices += place >= 0;
+    const int64_t which = draw.whole(0, 3);
+    Pools to(a, which == 1 ? -1 : rows + draw.whole(0, 3), which == 2 ? -1 : matrices + draw.whole(0, 3));
+    call.point();
+    expect(dla_repack(&a, &to.args) == 0, "valid pools were refused");
+    if (which != 1) {
+        call.row_keys.swap(to.row_keys), call.row_values.swap(to.row_values);
+        call.row_coefficient.swap(to.row_coefficient), call.free_row.swap(to.free_row);
+    }
+    if (which != 2) call.matrices.swap(to.matrices), call.free_matrix.swap(to.free_matrix);
+    check_pools(call);
+}
+
+// A state that no step has seen: all that steps keep is found anew.
+void ground(Call &call) {
+    const int64_t rows = call.args.free_rows, matrices = call.args.free_matrices, longest = call.args.longest;
+    for (double &x : call.norm) x = NAN;
+    std::fill(call.free_row.begin(), call.free_row.end(), -9);
+    std::fill(call.free_matrix.begin(), call.free_matrix.end(), -9);
+    call.args.free_rows = call.args.free_matrices = call.args.longest = -9;
+    call.args.q = call.args.k = call.args.v = nullptr;
+    call.point();
+    expect(dla_ground(&call.args) == 0, "a valid state was refused");
+    expect(call.args.free_rows == rows && call.args.free_matrices == matrices, "other free places");
+    expect(call.args.longest == longest, "another longest head");
+    check_pools(call);  // and the norms are looked at after the next step
 }
 
 Call random_state(Draw &draw, Memory memory, bool large = false) {
@@ -164,7 +198,7 @@ Call random_state(Draw &draw, Memory memory, bool large = false) {
     a.memory = memory, a.sequences = draw.whole(0, 8) ? draw.whole(1, 3) : 0, a.key_heads = draw.whole(1, 2);
     a.heads = a.key_heads * draw.whole(1, 3), a.threads = draw.whole(1, 4), a.scale = 0.5, a.recency = draw.whole(0, 1);
     a.dk = draw.of<int64_t>({1, 3, 8, 17, 32}), a.dv = draw.of<int64_t>({1, 4, 7, 16, 33, 70, 300});
-    if (large) a.sequences = 2, a.heads = 4, a.key_heads = 2, a.dk = 64, a.dv = 160, a.threads = 3;
+    if (large) a.sequences = 2, a.heads = 4, a.key_heads = 2, a.dk = 200, a.dv = 700, a.threads = 3;  // for threads
     a.width = memory == Memory::single ? 0 : draw.whole(1, 8), a.stored = 4;
     const int64_t heads = call.heads(), numbers = a.dk * a.dv;
     call.length.assign(a.sequences, 0), call.o.assign(heads * a.dv, NAN);
@@ -222,7 +256,9 @@ void step(Draw &draw, Call &call) {
     DecodeArgs &a = call.args;
     make_room(draw, call);
     call.point();
+    const std::vector<int64_t> before = call.length;
     const int64_t answer = dla_decode(&a);
+    for (size_t n = 0; n < before.size(); ++n) expect(call.length[n] == before[n] + 1, "a step is not counted");
     expect(answer == 0, "a valid call of memory %ld was refused: %ld", long(a.memory), long(answer));
     if (a.missing) {
         expect(a.memory == Memory::dynamic && !a.free_matrices, "matrices are missing, and free");
@@ -231,7 +267,9 @@ void step(Draw &draw, Call &call) {
         call.point();
         expect(dla_fold(&a) == 0 && a.missing == 0, "a valid fold was refused");
     }
-    for (int64_t &length : call.length) ++length;
+    if (a.memory != Memory::dynamic || !call.heads()) return;
+    expect(bool(a.wants & wants_rows) == (a.free_rows < call.heads()), "free rows are wanted, or not");
+    expect(bool(a.wants & wants_places) == (a.longest >= a.places_room), "places are wanted, or not");
 }
 
 // Every place of the pools is used once or free once.
@@ -476,7 +514,8 @@ void go_on(Draw &draw, Call &call, int steps) {
         for (Head &head : heads) head.follow(before, call);
         if (call.args.memory != Memory::dynamic || !call.heads()) continue;
         check_pools(call);
-        if (draw.chance(0.05)) compact(call);
+        if (draw.chance(0.05)) repack(draw, call);
+        if (draw.chance(0.05)) ground(call);
     }
 }
 
@@ -533,6 +572,20 @@ const std::vector<Hostile> BOTH = {  // by the decoding step and by the fold of 
     {"no score", [](Call &c) { c.args.given = 1, c.args.score = nullptr; }},
     {"no boundary", [](Call &c) { c.args.given = 1, c.args.boundary = nullptr; }},
     {"no merged", [](Call &c) { c.args.given = 1, c.args.merged = nullptr; }},
+};
+const std::vector<Hostile> HELD = {  // by whatever looks after the pools
+    SET(sequences, -1), SET(sequences, INT64_MAX), SET(heads, 0), SET(heads, INT64_MAX), SET(dk, 0), SET(dk, INT64_MAX),
+    SET(dv, 0), SET(dv, INT64_MIN), SET(states, 0), SET(states, INT64_MAX), SET(stored, 0), SET(stored, 3),
+    SET(pool_matrices, -1), SET(pool_matrices, 0), SET(pool_matrices, INT64_MAX), SET(pool_rows, -1), SET(pool_rows, 0),
+    SET(pool_rows, INT64_MAX), SET(places_room, -1), SET(places_room, 0), SET(places_room, 1),
+    SET(places_room, INT64_MAX), SET(matrices, nullptr), SET(matrix, nullptr), SET(factor, nullptr), SET(rows, nullptr),
+    SET(count, nullptr), SET(info, nullptr), SET(places, nullptr), SET(row_keys, nullptr), SET(row_values, nullptr),
+    SET(row_coefficient, nullptr), SET(norm, nullptr), SET(free_row, nullptr), SET(free_matrix, nullptr),
+    PUT(matrix, -2), PUT(matrix, INT32_MIN), PUT(matrix, INT32_MAX), PUT(matrix, int32_t(c.args.pool_matrices)),
+    PUT(rows, -1), PUT(rows, INT64_MAX), PUT(rows, INT64_MIN), PUT(rows, c.args.places_room), PUT(count, -1),
+    PUT(count, INT64_MIN), PUT(count, INT64_MAX), PUT(count, 0),
+    {"a place before the pool", [](Call &c) { c.places[0] = -1; }},
+    {"a place behind the pool", [](Call &c) { c.places[0] = int32_t(c.args.pool_rows); }},
 };
 const std::vector<Hostile> STEP = {  // by the decoding step alone
     SET(free_rows, 0), SET(free_rows, 3), GIVEN(merged, -2), GIVEN(merged, 2), GIVEN(merged, INT64_MAX),
@@ -689,6 +742,46 @@ const Test folds("decode: hostile folds", [](Draw &draw) {
     for (const Hostile &one : all({ANY, BOTH, FOLD})) {
         Call call = good;
         refused(call, one, dla_fold);
+    }
+});
+
+const Test pools("decode: hostile pools", [](Draw &draw) {
+    expect(dla_ground(nullptr) > 0 && dla_repack(nullptr, nullptr) > 0, "no arguments at all");
+    const Call good = plain(draw, Memory::dynamic);
+    int64_t rows = 0, matrices = 0;
+    for (int64_t at = 0; at < 4; ++at) rows += good.total(at);
+    for (int32_t place : good.matrix) matrices += place >= 0;
+    for (const Hostile &one : HELD) {
+        Call call = good, other = good;
+        refused(call, one, dla_ground);
+        static const PoolArgs *to;
+        const Pools pools(good.args, rows, matrices);
+        to = &pools.args;
+        refused(other, one, [](DecodeArgs *args) { return dla_repack(args, to); });
+    }
+    const int64_t huge = INT64_MAX;
+    for (auto [many_rows, many_matrices] : {std::pair<int64_t, int64_t>{rows - 1, matrices}, {rows, matrices - 1},
+                                            {-2, matrices}, {rows, -2}, {huge, matrices}, {rows, huge}}) {
+        Call call = good;
+        call.point();
+        Pools pools(call.args, std::min<int64_t>(many_rows, 100), std::min<int64_t>(many_matrices, 100));
+        pools.args.pool_rows = many_rows, pools.args.pool_matrices = many_matrices;
+        const Bytes before = call.content(true);
+        expect(dla_repack(&call.args, &pools.args) > 0, "pools of %ld and %ld", long(many_rows), long(many_matrices));
+        expect(call.content(true) == before, "something was touched");
+    }
+    for (int missing = 0; missing < 6; ++missing) {
+        Call call = good;
+        call.point();
+        Pools pools(call.args, rows, matrices);
+        PoolArgs &to = pools.args;
+        if (missing == 0) to.matrices = nullptr;
+        if (missing == 1) to.row_keys = nullptr;
+        if (missing == 2) to.row_values = nullptr;
+        if (missing == 3) to.row_coefficient = nullptr;
+        if (missing == 4) to.free_row = nullptr;
+        if (missing == 5) to.free_matrix = nullptr;
+        expect(dla_repack(&call.args, &to) > 0, "no tensor %d", missing);
     }
 });
 

@@ -21,7 +21,7 @@ from dla.ops.checks import (
     check_tensor,
 )
 from dla.ops.eager import eager
-from dla.ops.problem import OPERANDS, Layout, MemoryKind, Problem
+from dla.ops.problem import OPERANDS, Layout, MemoryKind, Problem, likeness
 from dla.ops.rules import SLOT_ORDERS, Merge, Rules, Score, SlotOrder
 from dla.ops.segmentation import Segmentation
 from dla.ops.state import DynamicState, LinearState, LogLinearState, State
@@ -113,12 +113,16 @@ def eager_dynamic(
     score: Score,
     slot_order: SlotOrder,
     block: int | None,
+    route: Tensor | None,
     temperature: float | None,
     initial_state: DynamicState | None = None,
     state_dtype: torch.dtype | None = None,
     **common: Any,
 ) -> tuple[Tensor, DynamicState | None]:
     """``dynamic_linear_attention`` as plain eager code."""
+    options = ("dynamic", tau, capacity, merge, score, slot_order, block, temperature, state_dtype)
+    if (o := _again(initial_state, (q, k, v, lam, g, beta, route), options, **common)) is not None:
+        return o, initial_state
     rules = Rules(tau, capacity, merge, score, block)
     check_rules(rules)
     check_choice("slot_order", slot_order, SLOT_ORDERS)
@@ -129,8 +133,8 @@ def eager_dynamic(
     if state_dtype is None and isinstance(initial_state, DynamicState):  # of another kind: refused by _run
         state_dtype = initial_state.state_dtype
     o, state = _run(
-        "dynamic", q=q, k=k, v=v, lam=lam, g=g, beta=beta, rules=rules, slot_order=slot_order, temperature=temperature,
-        initial_state=initial_state, **common,
+        options, q=q, k=k, v=v, lam=lam, g=g, beta=beta, route=route, rules=rules, slot_order=slot_order,
+        temperature=temperature, initial_state=initial_state, **common,
     )  # fmt: skip
     return o, state if state is None or state_dtype is None else state.stored_in(state_dtype)
 
@@ -171,11 +175,22 @@ def log_linear_attention(
 
 @eager
 def eager_log_linear(
-    q: Tensor, k: Tensor, v: Tensor, lam: Tensor, g: Tensor | None, beta: Tensor | None, **common: Any
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    lam: Tensor,
+    g: Tensor | None,
+    beta: Tensor | None,
+    *,
+    initial_state: LogLinearState | None = None,
+    **common: Any,
 ) -> tuple[Tensor, LogLinearState | None]:
     """``log_linear_attention`` as plain eager code."""
+    options = ("log_linear",)
+    if (o := _again(initial_state, (q, k, v, lam, g, beta, None), options, **common)) is not None:
+        return o, initial_state
     check_tensor("lam", lam)
-    return _run("log_linear", q=q, k=k, v=v, lam=lam, g=g, beta=beta, **common)
+    return _run(options, q=q, k=k, v=v, lam=lam, g=g, beta=beta, initial_state=initial_state, **common)
 
 
 def linear_attention(
@@ -214,10 +229,20 @@ def linear_attention(
 
 @eager
 def eager_linear(
-    q: Tensor, k: Tensor, v: Tensor, g: Tensor | None, beta: Tensor | None, **common: Any
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor | None,
+    beta: Tensor | None,
+    *,
+    initial_state: LinearState | None = None,
+    **common: Any,
 ) -> tuple[Tensor, LinearState | None]:
     """``linear_attention`` as plain eager code."""
-    return _run("single", q=q, k=k, v=v, g=g, beta=beta, **common)
+    options = ("single",)
+    if (o := _again(initial_state, (q, k, v, None, g, beta, None), options, **common)) is not None:
+        return o, initial_state
+    return _run(options, q=q, k=k, v=v, g=g, beta=beta, initial_state=initial_state, **common)
 
 
 @eager
@@ -262,8 +287,29 @@ def traced(state: State | None, wants_state: bool, inplace: bool, given: Segment
     return torch.compiler.is_compiling() and state is None and given is None and not (wants_state or inplace)
 
 
+def _again(
+    state: State | None,
+    operands: tuple[Tensor | None, ...],
+    options: tuple[object, ...],
+    *,
+    backend: Backend,
+    scale: float | None,
+    cu_seqlens: Tensor | None,
+    output_final_state: bool = False,
+    inplace: bool = False,
+    segmentation: Segmentation | None = None,
+) -> Tensor | None:
+    """The output of a decoding step in place that is like the last one on its state: nothing is to be checked anew.
+
+    None where it is not, or is the first one.
+    """
+    if not inplace or getattr(state, "decoder", None) is None or segmentation is not None or cu_seqlens is not None:
+        return None
+    return backends.decode_again(state, operands, (*options, scale, backend))
+
+
 def _run(
-    memory: MemoryKind,
+    options: tuple[Any, ...],
     *,
     backend: Backend,
     cu_seqlens: Tensor | None,
@@ -274,7 +320,8 @@ def _run(
     segmentation: Segmentation | None = None,
     **fields: Any,
 ) -> tuple[Tensor, Any]:
-    """What all operators check, put together and return alike."""
+    """What all operators check, put together and return alike; ``options`` are the memory and what is its own."""
+    memory: MemoryKind = options[0]
     state, wants_state, given = initial_state, output_final_state, segmentation
     q, k, v, route = (fields.get(name) for name in ("q", "k", "v", "route"))
     check_tensor("q", q)
@@ -284,11 +331,14 @@ def _run(
     check_inplace(inplace, state)
     layout = Layout.of(k.shape[0], k.shape[1], cu_seqlens)
     check_state(state, KINDS[memory], k, v, layout.sequences)
+    like = None
+    if inplace and given is None and cu_seqlens is None:
+        like = likeness([fields.get(name) for name in OPERANDS], (*options, scale, backend))
     if route is not None and route.dim() == 1:
         fields["route"] = route.expand(v.shape[:3])
     scale = q.shape[-1] ** -0.5 if scale is None else float(scale)
     problem = Problem(memory=memory, layout=layout, scale=scale, state=state, wants_state=wants_state or inplace,
-                      inplace=inplace, given=given, **fields)  # fmt: skip
+                      inplace=inplace, like=like, given=given, **fields)  # fmt: skip
     if isinstance(state, DynamicState):
         check_dynamic_state(state, problem.rules.capacity, routed=problem.routed)
     if given is not None:

@@ -3,6 +3,7 @@
 ``Layout`` says where its sequences lie, one description for [B, T] batches and for packed ones.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate, pairwise
@@ -78,6 +79,15 @@ def compute_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
+def likeness(operands: Sequence[Tensor | None], options: tuple[object, ...]) -> tuple[object, ...]:
+    """All that checks, and the choice of who runs a decoding step, depend on, beside its state."""
+    kinds = [
+        (x.shape, x.dtype, x.device, x.is_contiguous(), x.requires_grad) if isinstance(x, Tensor) else type(x)
+        for x in operands
+    ]
+    return torch.is_grad_enabled(), options, kinds
+
+
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Problem:
     """Tensors as the caller gave them, [B, T, heads, ...]; ``q`` is None where nothing is read (``segment``)."""
@@ -94,6 +104,7 @@ class Problem:
     state: Any = None  # the memory's State to go on from
     wants_state: bool = False
     inplace: bool = False  # whether ``state`` itself is to be changed
+    like: Any = None  # its ``likeness``, which a later call must share to be run like it; None: none may
     # the dynamic memory alone
     rules: Rules = NO_RULES
     slot_order: SlotOrder = "chronological"

@@ -146,16 +146,16 @@ def test_states_of_a_batch_go_their_own_ways() -> None:
 
 @pytest.mark.parametrize("threads", [2, 4])
 def test_the_number_of_threads_changes_no_bit(threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    x = cast(make_inputs("decay", B=8, T=80, H=8, dk=32, dv=32, width=5), torch.float32)
+    x = cast(make_inputs("decay", B=8, T=100, H=8, dk=128, dv=128, width=5), torch.float32)
     options = {"capacity": 5}
-    _, state = call("dynamic", cut(x, 0, 40), **options, output_final_state=True)
-    assert state.nbytes > 1 << 18  # large enough for more than one thread
+    _, state = call("dynamic", cut(x, 0, 80), **options, output_final_state=True)
+    assert state.content_bytes > 1 << 22  # large enough for more than one thread
     before = torch.get_num_threads()
     try:
         torch.set_num_threads(1)
-        expected = steps("dynamic", x, state.clone(), 40, 80, **options)
+        expected = steps("dynamic", x, state.clone(), 80, 100, **options)
         torch.set_num_threads(threads)
-        assert steps("dynamic", x, state.clone(), 40, 80, **options).equal(expected)
+        assert steps("dynamic", x, state.clone(), 80, 100, **options).equal(expected)
     finally:
         torch.set_num_threads(before)
 

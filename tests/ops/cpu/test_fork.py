@@ -20,11 +20,11 @@ import ctypes, os, signal, threading
 import torch
 from dla.ops.cpu.attend import MEMORIES
 from dla.ops.cpu.binding import _function
-from dla.ops.cpu.decode import DecodeArgs
+from dla.ops.cpu.ground import DecodeArgs
 from dla.ops.cpu.library import library
 
 torch.set_num_threads(2)
-N, H, dk, dv = 4, 4, 64, 96  # more than one thread is worth
+N, H, dk, dv = 4, 4, 1024, 96  # more than one thread is worth
 torch.manual_seed(0)
 x = {"q": torch.randn(N, H, dk), "k": torch.randn(N, H, dk), "v": torch.randn(N, H, dv)}
 x |= {"matrices": torch.zeros(N, H, dk, dv), "length": torch.zeros(N, dtype=torch.int64), "o": torch.zeros(N, H, dv)}

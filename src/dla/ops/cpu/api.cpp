@@ -5,7 +5,7 @@
 #include <cstring>
 #include <vector>
 
-#include "args.h"
+#include "api.h"
 #include "pool.h"
 
 extern const Level dla_level_portable;
@@ -14,11 +14,6 @@ extern const Level dla_level_avx2, dla_level_avx512;
 #endif
 
 namespace {
-
-struct Named {
-    const char *name;
-    const Level *level;
-};
 
 // The best instruction set of this machine, or a lower one that is asked for.
 Named choose_level(const char *asked) {
@@ -36,16 +31,16 @@ Named choose_level(const char *asked) {
     return {"portable", &dla_level_portable};
 }
 
-Named &level() {
+}  // namespace
+
+Named &chosen_level() {
     static Named chosen = choose_level(getenv("DLA_CPU_LEVEL"));
     return chosen;
 }
 
+namespace {
+
 constexpr int64_t SHARED_BYTES = int64_t(256) << 20;  // of what heads share; past that each makes its own
-
-enum Wrong : int64_t { fine, unknown_rule, sizes, tensors, sequences, states, no_memory };
-
-bool in_range(int64_t x, int64_t low, int64_t high) { return x >= low && x <= high; }
 
 // Sequences lie one after another within the tokens.
 template <class Args> bool lie_apart(const Args &a) {
@@ -179,7 +174,7 @@ int64_t over_heads(const Args &a, int64_t floats, Share share, Run run) {
 
 int64_t attend(const AttendArgs &a) {
     if (const int64_t wrong = check(a)) return wrong;
-    const Level &kernels = *level().level;
+    const Level &kernels = *chosen_level().level;
     auto run = [&](int64_t n, int64_t first, int64_t heads, const float *shared) {
         for (int64_t h = first; a.memory == Memory::dynamic && h < first + heads; ++h)
             if (!(held(a, n, h) && lives(a, n, h))) return int64_t(states);
@@ -196,7 +191,7 @@ int64_t backward(const BackwardArgs &b) {
     const int64_t group = a.heads / a.key_heads;
     if (!in_range(b.parts, 1, group) || a.route) return sizes;
     if (a.tokens && !(b.d_o && b.d_q && b.d_k && b.d_v && (a.memory == Memory::single || b.d_lam))) return tensors;
-    const Level &kernels = *level().level;
+    const Level &kernels = *chosen_level().level;
     const int64_t heads = (group + b.parts - 1) / b.parts, tasks = a.sequences * a.key_heads * b.parts;
     SharedChunks shared(a, kernels.shared_floats(a), kernels.attend_share);
     if (shared.failed) return no_memory;
@@ -250,156 +245,19 @@ int64_t check(const DecideArgs &a) {
 
 int64_t decide(const DecideArgs &a) {
     if (const int64_t wrong = check(a)) return wrong;
-    const Level &kernels = *level().level;
+    const Level &kernels = *chosen_level().level;
     auto run = [&](int64_t n, int64_t first, int64_t heads, const float *shared) {
         return int64_t(kernels.decide(a, n, first, heads, shared) ? fine : no_memory);
     };
     return over_heads(a, kernels.decide_floats(a), kernels.decide_share, run);
 }
 
-constexpr int64_t ALONE = 1 << 18;  // bytes of a state up to which waking other threads takes longer than it saves
-
-int64_t check(const DecodeArgs &a) {
-    const int64_t most = int64_t(1) << 31;
-    if (a.memory < Memory::single || a.memory > Memory::dynamic) return unknown_rule;
-    for (int64_t x : {a.heads, a.key_heads, a.dk, a.dv, a.threads})
-        if (!in_range(x, 1, most)) return sizes;
-    if (!in_range(a.sequences, 0, most) || a.heads % a.key_heads || a.dk > most / a.dv) return sizes;
-    if (!a.sequences) return fine;
-    if (!(a.q && a.k && a.v && a.o && a.length)) return tensors;
-    for (int64_t n = 0; n < a.sequences; ++n)
-        if (!in_range(a.length[n], 0, int64_t(1) << 60)) return states;
-    if (a.memory == Memory::single) return a.matrices ? fine : tensors;
-    if (!in_range(a.width, 1, most) || !in_range(a.states, 1, most) || !a.lam) return tensors;
-    if (a.memory == Memory::log_linear) {
-        if (!a.matrices || a.states > 62) return tensors;
-        for (int64_t n = 0; n < a.sequences; ++n)
-            if ((a.length[n] + 1) >> a.states) return states;
-    }
-    return fine;
-}
-
-// Whether the pools hold what the states point to, with a free row for every head, or (`folds`) are as a step has left
-// them, with states that are to be folded.
-int64_t check_spans(const DecodeArgs &a, bool folds) {
-    const int64_t most = int64_t(1) << 31;
-    for (int64_t x : {a.pool_matrices, a.pool_rows, a.places_room})
-        if (!in_range(x, 0, most)) return sizes;
-    if (a.heads > most / a.sequences || (a.stored != 4 && a.stored != 2)) return sizes;
-    if (a.block < 0 || !in_range(a.state_score, 0, 1) || !in_range(a.given, 0, 1)) return unknown_rule;
-    if (a.states < 2 && !a.given) return unknown_rule;  // a merge needs two
-    if (!in_range(a.longest_short, 1, most) || !in_range(a.most_loose, 1, a.longest_short)) return sizes;
-    if (!(a.matrix && a.factor && a.rows && a.count && a.info && a.places && a.norm)) return tensors;
-    if (!(a.row_keys && a.row_values && a.row_coefficient && a.free_row)) return tensors;
-    if (a.pool_matrices && !(a.matrices && a.free_matrix)) return tensors;
-    if (!(a.new_row && a.freed && a.fold && a.freed_rows)) return tensors;
-    if ((a.given && !(a.score && a.boundary && a.merged)) || (a.route && !a.key_sums)) return tensors;
-    const int64_t heads = a.sequences * a.heads, taken = folds ? 0 : heads;
-    if (!in_range(a.free_rows, taken, a.pool_rows) || !in_range(a.free_matrices, 0, a.pool_matrices)) return states;
-    for (int64_t i = a.free_rows - taken; i < a.free_rows; ++i)
-        if (!in_range(a.free_row[i], 0, a.pool_rows - 1)) return states;
-    for (int64_t i = std::max<int64_t>(a.free_matrices - heads, 0); i < a.free_matrices; ++i)
-        if (!in_range(a.free_matrix[i], 0, a.pool_matrices - 1)) return states;
-    int64_t used_rows = 0, used_matrices = 0;
-    for (int64_t at = 0; at < heads; ++at) {
-        int64_t total = 0, size = 0;
-        for (int64_t i = at * a.states; i < (at + 1) * a.states; ++i) {
-            if (!in_range(a.matrix[i], -1, a.pool_matrices - 1) || !in_range(a.rows[i], 0, a.places_room)) return states;
-            if (!in_range(a.count[i], 0, int64_t(1) << 48)) return states;
-            if (a.count[i] ? size++ != i - at * a.states : a.rows[i] || a.matrix[i] >= 0) return states;
-            total += a.rows[i], used_matrices += a.matrix[i] >= 0;
-            if (total > a.places_room) return states;
-        }
-        if (total + !folds > a.places_room) return states;
-        for (int64_t r = 0; r < total; ++r)
-            if (!in_range(a.places[at * a.places_room + r], 0, a.pool_rows - 1)) return states;
-        used_rows += total;
-        if (folds && !in_range(a.fold[at], -1, size - 1)) return states;
-        if (folds || !a.given) continue;
-        if (!in_range(a.merged[at], -1, std::max<int64_t>(size - 2, -1))) return states;
-        if (a.boundary[at] ? size == a.states && a.merged[at] < 0 : !size) return states;
-    }
-    const bool fits = used_rows <= a.pool_rows - a.free_rows && used_matrices <= a.pool_matrices - a.free_matrices;
-    return fits ? fine : states;  // what is freed has room on the stacks
-}
-
-// Matrices for the states that are to be folded, and what folding frees, in the order of the heads. States that there
-// was no matrix for are counted as missing, and folded by another call.
-void fold_states(DecodeArgs &a, const Level &kernels) {
-    const int64_t heads = a.sequences * a.heads;
-    a.missing = 0;
-    std::vector<int64_t> chosen;
-    std::vector<int32_t> fresh;
-    for (int64_t at = 0; at < heads; ++at) {
-        if (a.fold[at] < 0) continue;
-        const bool has = a.matrix[at * a.states + a.fold[at]] >= 0;
-        if (!has && !a.free_matrices) {
-            ++a.missing;
-            continue;
-        }
-        chosen.push_back(at), fresh.push_back(has ? -1 : a.free_matrix[--a.free_matrices]);
-    }
-    run_tasks(int64_t(chosen.size()), a.threads, [&](int64_t i) {
-        kernels.decode_fold(a, chosen[i] / a.heads, chosen[i] % a.heads, fresh[i]);
-    });
-    for (int64_t at : chosen) {
-        int64_t total = 0;
-        for (int64_t i = 0; i < a.states; ++i) total += a.rows[at * a.states + i];
-        int32_t *place = a.places + at * a.places_room + total;
-        for (int64_t r = 0; r < a.freed_rows[at]; ++r) a.free_row[a.free_rows++] = place[r], place[r] = -1;
-        a.fold[at] = -1;
-    }
-}
-
-int64_t decode(DecodeArgs &a) {
-    if (const int64_t wrong = check(a)) return wrong;
-    const Level &kernels = *level().level;
-    const int64_t heads = a.sequences * a.heads;
-    const bool dynamic = a.memory == Memory::dynamic && heads;
-    double bytes = double(heads) * a.dk * a.dv * 4 * (a.memory == Memory::log_linear ? a.states : 1);
-    if (dynamic) {
-        if (const int64_t wrong = check_spans(a, false)) return wrong;
-        bytes = (double(a.pool_matrices) * a.dk * a.dv + double(a.pool_rows) * (a.dk + a.dv)) * a.stored;
-        for (int64_t at = 0; at < heads; ++at) a.new_row[at] = a.free_row[--a.free_rows];
-    }
-    std::atomic<int64_t> failed{fine};
-    const int64_t threads = bytes > ALONE ? a.threads : 1;
-    run_tasks(heads, threads, [&](int64_t i) {
-        if (!kernels.decode(a, i / a.heads, i % a.heads)) failed = no_memory;
-    });
-    if (!dynamic || failed) return failed;
-    a.missing = a.longest = 0;
-    bool folds = false;
-    for (int64_t at = 0; at < heads; ++at) {
-        if (a.freed[at] >= 0) a.free_matrix[a.free_matrices++] = a.freed[at];
-        folds = folds || a.fold[at] >= 0;
-    }
-    if (folds) fold_states(a, kernels);
-    for (int64_t at = 0; at < heads; ++at) {
-        int64_t total = 0;
-        for (int64_t i = 0; i < a.states; ++i) total += a.rows[at * a.states + i];
-        a.longest = std::max(a.longest, total);
-    }
-    return fine;
-}
-
-int64_t fold(DecodeArgs &a) {
-    if (const int64_t wrong = check(a)) return wrong;
-    if (a.memory != Memory::dynamic) return unknown_rule;
-    if (!a.sequences) return fine;
-    if (const int64_t wrong = check_spans(a, true)) return wrong;
-    fold_states(a, *level().level);
-    return fine;
-}
-
 }  // namespace
 
 extern "C" {
-const char *dla_level() { return level().name; }
-const char *dla_use_level(const char *asked) { return (level() = choose_level(asked)).name; }  // for tests; no call may run
+const char *dla_level() { return chosen_level().name; }
+const char *dla_use_level(const char *asked) { return (chosen_level() = choose_level(asked)).name; }  // for tests; no call may run
 int64_t dla_attend(const AttendArgs *args) { return args ? attend(*args) : tensors; }
 int64_t dla_backward(const BackwardArgs *args) { return args ? backward(*args) : tensors; }
 int64_t dla_decide(const DecideArgs *args) { return args ? decide(*args) : tensors; }
-int64_t dla_decode(DecodeArgs *args) { return args ? decode(*args) : tensors; }
-int64_t dla_fold(DecodeArgs *args) { return args ? fold(*args) : tensors; }  // right after dla_decode, with more matrices
 }

@@ -87,9 +87,10 @@ struct DecodeArgs {
     int64_t pool_matrices, pool_rows, places_room;
     int64_t free_rows, free_matrices;  // how many of free_row and free_matrix are left; changed
     int64_t missing, longest;          // set: matrices that there was no place for; most rows that a head has
+    int64_t wants;                     // set: what the next step cannot do without, of Wants
     double scale, tau, tie, first_score;
     const float *q, *k, *v, *lam, *g, *route;
-    const int64_t *length;  // [N] tokens before this one
+    int64_t *length;        // [N] tokens before this one; changed
     void *matrices;         // [N, H, dk, dv], [N, H, states, dk, dv], or the pool
     int32_t *matrix;
     float *factor;
@@ -110,6 +111,19 @@ struct DecodeArgs {
     int64_t *freed_rows;
 };
 
+// What the pools of a dynamic state lack, as the bits of a number: free rows, room for places, or that less is free.
+enum Wants : int64_t { wants_rows = 1, wants_places = 2, wants_less = 4 };
+
+static const int64_t SPARE = 4;  // rows a head that may be free however small the pools are
+
+// Pools for a dynamic state to move to.
+struct PoolArgs {
+    int64_t pool_matrices, pool_rows;  // -1 where the state keeps its own
+    void *matrices, *row_keys, *row_values;
+    float *row_coefficient;
+    int32_t *free_row, *free_matrix;
+};
+
 // The kernels of one instruction set. Heads are independent of each other, so that any number of threads gives the same
 // bits. `attend` and `decide` begin with what heads of a key head share, if there is memory for it; a task is some of
 // these heads, which take turns over a few chunks at a time, so that what they share stays in the cache.
@@ -123,6 +137,7 @@ struct Level {
     bool (*decide)(const DecideArgs &, int64_t sequence, int64_t head, int64_t heads, const float *shared);
     bool (*decode)(const DecodeArgs &, int64_t sequence, int64_t head);
     void (*decode_fold)(const DecodeArgs &, int64_t sequence, int64_t head, int32_t fresh);
+    double (*decode_norm)(const DecodeArgs &, int64_t sequence, int64_t head);  // of the current state
 };
 
 static const int64_t CHUNK = 64;

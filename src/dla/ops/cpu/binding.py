@@ -69,7 +69,12 @@ def _function(lib: ctypes.CDLL, name: str) -> Callable[..., int]:
 def call(name: str, arguments: Arguments, tensors: dict[str, Tensor | None]) -> None:
     """Run a kernel on CPU tensors, which stay alive during the call."""
     arguments.point(tensors)
-    failed = _function(library(), name)(ctypes.byref(arguments))
+    run(name, arguments)
+
+
+def run(name: str, *arguments: Arguments) -> None:
+    """Run a kernel on what its arguments point to."""
+    failed = _function(library(), name)(*map(ctypes.byref, arguments))
     if failed == NO_MEMORY:
         raise MemoryError(f"{name} found no memory for its work")
     if failed:

@@ -7,25 +7,51 @@
 
 namespace {
 
-// S = decay S + k v^T; o = q^T S
+// S = decay S (+ k v^T); y += s q^T S: V vectors of columns
+template <int V, bool writes>
+INLINE void fade_columns(float *y, float s, const float *q, const float *k, const float *v, float *S, float decay,
+                         int64_t dk, int64_t dv) {
+    Vec value[V], total[V] = {};
+#pragma GCC unroll 4
+    for (int c = 0; writes && c < V; ++c) value[c] = load(v + c * LANES);
+    for (int64_t d = 0; d < dk; ++d) {
+        float *row = S + d * dv;
+#pragma GCC unroll 4
+        for (int c = 0; c < V; ++c) {
+            Vec x = load(row + c * LANES) * decay;
+            if (writes) x += value[c] * k[d];
+            store(row + c * LANES, x);
+            total[c] += x * q[d];
+        }
+    }
+#pragma GCC unroll 4
+    for (int c = 0; c < V; ++c) store(y + c * LANES, load(y + c * LANES) + total[c] * s);
+}
+
+// The same of all columns.
+template <bool writes>
+void fade_and_read(float *y, float s, const float *q, const float *k, const float *v, float *S, float decay, int64_t dk,
+                   int64_t dv) {
+    int64_t j = 0;
+    for (; j + 4 * LANES <= dv; j += 4 * LANES) fade_columns<4, writes>(y + j, s, q, k, v + j, S + j, decay, dk, dv);
+    for (; j + LANES <= dv; j += LANES) fade_columns<1, writes>(y + j, s, q, k, v + j, S + j, decay, dk, dv);
+    for (; j < dv; ++j) {
+        float total = 0;
+        for (int64_t d = 0; d < dk; ++d) {
+            float &x = S[d * dv + j];
+            x = decay * x + (writes ? k[d] * v[j] : 0);
+            total += q[d] * x;
+        }
+        y[j] += s * total;
+    }
+}
+
 void decode_single(const DecodeArgs &a, int64_t n, int64_t h) {
     const int64_t at = n * a.heads + h, dk = a.dk, dv = a.dv;
     const float *q = a.q + (n * a.key_heads + h * a.key_heads / a.heads) * dk, *k = a.k + (q - a.q), *v = a.v + at * dv;
-    const float decay = a.g ? expf(a.g[at]) : 1;
     float *S = (float *)a.matrices + at * dk * dv, *o = a.o + at * dv;
     for (int64_t j = 0; j < dv; ++j) o[j] = 0;
-    for (int64_t d = 0; d < dk; ++d) {
-        float *row = S + d * dv;
-        const float kd = k[d], qd = q[d];
-        int64_t j = 0;
-        for (; j + LANES <= dv; j += LANES) {
-            const Vec x = load(row + j) * decay + load(v + j) * kd;
-            store(row + j, x);
-            store(o + j, load(o + j) + x * qd);
-        }
-        for (; j < dv; ++j) row[j] = decay * row[j] + kd * v[j], o[j] += qd * row[j];
-    }
-    for (int64_t j = 0; j < dv; ++j) o[j] *= float(a.scale);
+    fade_and_read<true>(o, float(a.scale), q, k, v, S, a.g ? expf(a.g[at]) : 1, dk, dv);
 }
 
 // Levels [N, H, states, dk, dv]: bit i of the length says whether level i + 1 holds a block.
@@ -46,18 +72,20 @@ void decode_levels(const DecodeArgs &a, int64_t n, int64_t h) {
         if (!(length >> level & 1)) continue;
         float *S = levels + level * size;
         const int64_t column = level + 1 < a.width ? level + 1 : a.width - 1;
-        read_matrix(o, lam[column] * decay, q, S, dk, dv);
-        if (level < target) {
-            add_matrices(block, 1, S, decay, size);
-            memset(S, 0, size * 4);
-        } else if (a.g) {
-            add_matrices(S, decay, S, 0, size);
+        if (level > target && a.g) {
+            fade_and_read<false>(o, lam[column], q, k, v, S, decay, dk, dv);
+            continue;
         }
+        read_matrix(o, lam[column] * decay, q, S, dk, dv, dv);
+        if (level > target) continue;
+        add_matrices(block, 1, S, decay, size);
+        memset(S, 0, size * 4);
     }
     for (int64_t j = 0; j < dv; ++j) o[j] *= scale;
 }
 
 constexpr int64_t STRIP = 256;  // columns of a matrix that are looked at together
+constexpr int64_t BLOCK = 64;   // loose rows that are
 
 template <class T> struct DecodeHead {
     const DecodeArgs &a;
@@ -71,12 +99,19 @@ template <class T> struct DecodeHead {
 
     DecodeHead(const DecodeArgs &args, int64_t sequence, int64_t head)
         : a(args), n(sequence), h(head), at(n * args.heads + head), dk(args.dk), dv(args.dv), K(args.states),
-          q(args.q + (n * args.key_heads + head * args.key_heads / args.heads) * args.dk), k(args.k + (q - args.q)),
-          v(args.v + at * args.dv), matrix(args.matrix + at * K), place(args.places + at * args.places_room),
+          q(args.q ? args.q + (n * args.key_heads + head * args.key_heads / args.heads) * args.dk : nullptr),
+          k(q ? args.k + (q - args.q) : nullptr), v(args.v ? args.v + at * args.dv : nullptr), matrix(args.matrix + at * K), place(args.places + at * args.places_room),
           factor(args.factor + at * K), keys(args.key_sums ? args.key_sums + at * K * args.dk : nullptr),
           rows(args.rows + at * K), count(args.count + at * K), info(args.info + at * K), norm(args.norm[at]) {
         while (size < K && count[size]) total += rows[size++];
     }
+    // What a state is made of: its matrix, if it has one, and loose rows.
+    struct Part {
+        const T *matrix;
+        float factor;
+        int64_t first, many;
+    };
+
     T *matrix_at(int64_t i) const { return (T *)a.matrices + int64_t(matrix[i]) * dk * dv; }
     T *key_at(int64_t r) const { return (T *)a.row_keys + int64_t(place[r]) * dk; }
     T *value_at(int64_t r) const { return (T *)a.row_values + int64_t(place[r]) * dv; }
@@ -122,7 +157,7 @@ template <class T> struct DecodeHead {
         for (int64_t j = 0; j < dv; j += STRIP) {
             const int64_t width = dv - j < STRIP ? dv - j : STRIP;
             float y[STRIP] = {};
-            for (int64_t d = 0; d < dk; ++d) add_row(y, unit_k[d], matrix_at(i) + d * dv + j, width);
+            read_matrix(y, 1, unit_k, matrix_at(i) + j, dk, width, dv);
             along += dot(unit_v + j, y, width);
         }
         return (product + along * factor[i]) / norm;
@@ -188,8 +223,7 @@ template <class T> struct DecodeHead {
     // The token becomes the last row.
     void take_in(bool opens) {
         place[total] = a.new_row[at];
-        for (int64_t d = 0; d < dk; ++d) put(key_at(total) + d, k[d]);
-        for (int64_t j = 0; j < dv; ++j) put(value_at(total) + j, v[j]);
+        put_row(key_at(total), k, dk), put_row(value_at(total), v, dv);
         coefficient_at(total) = 1;
         ++total;
         for (int64_t d = 0; keys && d < dk; ++d)
@@ -197,42 +231,106 @@ template <class T> struct DecodeHead {
         if (norm < 0) norm = measured();
     }
 
-    // The norm of the current state, row by row of its matrix.
+    // The norm of the current state, some rows of its matrix at a time.
     double measured() const {
         const int64_t i = size - 1;
+        if (i < 0) return 0;
+        const Part part = {matrix[i] >= 0 ? matrix_at(i) : nullptr, factor[i], total - rows[i], rows[i]};
         double square = 0;
-        float y[STRIP];
-        for (int64_t d = 0; d < dk; ++d)
-            for (int64_t j = 0; j < dv; j += STRIP) {
-                const int64_t width = dv - j < STRIP ? dv - j : STRIP;
-                for (int64_t c = 0; c < width; ++c)
-                    y[c] = matrix[i] >= 0 ? factor[i] * number(matrix_at(i)[d * dv + j + c]) : 0;
-                for (int64_t r = total - rows[i]; r < total; ++r)
-                    add_row(y, coefficient_at(r) * number(key_at(r)[d]), value_at(r) + j, width);
-                for (int64_t c = 0; c < width; ++c) square += double(y[c]) * y[c];
-            }
+        int64_t d = 0;
+        for (; d + 4 <= dk; d += 4) square += square_of_rows<4>(part, d);
+        for (; d < dk; ++d) square += square_of_rows<1>(part, d);
         return sqrt(square);
     }
 
-    void read() {
-        float *o = a.o + at * dv;
-        for (int64_t j = 0; j < dv; ++j) o[j] = 0;
-        const float *lam = a.lam + at * a.width;
-        const float length = a.route ? fmaxf(sqrtf(dot(q, q, dk)), NONE) : 0;
-        int64_t r = 0;
-        for (int64_t i = 0; i < size; ++i) {
-            const int64_t column = a.recency ? size - 1 - i : i;
-            float w = lam[column < a.width ? column : a.width - 1];
-            if (a.route) {
-                const float *c = keys + i * dk;
-                const float cos = dot(q, c, dk) / (length * fmaxf(sqrtf(dot(c, c, dk)), NONE));
-                w *= expf(a.route[at] * (cos - 1));
+    template <int D> double square_of_rows(const Part &part, int64_t d) const {
+        double square = 0;
+        int64_t j = 0;
+        for (; j + PANEL * LANES <= dv; j += PANEL * LANES) square += square_of_tile<D, PANEL>(part, d, j);
+        for (; j + LANES <= dv; j += LANES) square += square_of_tile<D, 1>(part, d, j);
+        for (; j < dv; ++j)
+            for (int e = 0; e < D; ++e) {
+                const double x = entry(part, d + e, j);
+                square += x * x;
             }
-            if (matrix[i] >= 0) read_matrix(o, w * factor[i], q, matrix_at(i), dk, dv);
-            for (const int64_t stop = r + rows[i]; r < stop; ++r)
-                add_row(o, w * coefficient_at(r) * dot(q, key_at(r), dk), value_at(r), dv);
+        return square;
+    }
+
+    template <int D, int V> double square_of_tile(const Part &part, int64_t d, int64_t j) const {
+        Vec x[D][V];
+        collect(x, part, d, j);
+        Wide squares{};
+        for (int i = 0; i < 2 * D * V; ++i) {  // in doubles, half a vector at a time
+            Half half;
+            memcpy(&half, (const char *)x + i * sizeof half, sizeof half);
+            const Wide wide = __builtin_convertvector(half, Wide);
+            squares += wide * wide;
         }
+        double square = 0;
+        for (int i = 0; i < LANES / 2; ++i) square += squares[i];
+        return square;
+    }
+
+    void read() {
+        float *o = a.o + at * dv, weights[BLOCK];
+        for (int64_t j = 0; j < dv; ++j) o[j] = 0;
+        const float length = a.route ? fmaxf(sqrtf(dot(q, q, dk)), NONE) : 0;
+        int64_t first = 0, many = 0;  // rows that have a weight and are to be read
+        for (int64_t i = 0; i < size; ++i) {
+            const float w = weight_of(i, length);
+            if (matrix[i] >= 0) read_matrix(o, w * factor[i], q, matrix_at(i), dk, dv, dv);
+            for (int64_t left = rows[i]; left; --left) {
+                weights[many] = w * coefficient_at(first + many);
+                if (++many < BLOCK) continue;
+                read_rows(o, first, many, weights);
+                first += many, many = 0;
+            }
+        }
+        read_rows(o, first, many, weights);
         for (int64_t j = 0; j < dv; ++j) o[j] *= float(a.scale);
+    }
+
+    // What state i counts for; `length` is that of q, if reads are routed.
+    float weight_of(int64_t i, float length) const {
+        const int64_t column = a.recency ? size - 1 - i : i;
+        const float w = a.lam[at * a.width + (column < a.width ? column : a.width - 1)];
+        if (!a.route) return w;
+        const float *c = keys + i * dk;
+        const float cos = dot(q, c, dk) / (length * fmaxf(sqrtf(dot(c, c, dk)), NONE));
+        return w * expf(a.route[at] * (cos - 1));
+    }
+
+    // o += the sum of weight (q . key) value over up to BLOCK rows
+    void read_rows(float *o, int64_t first, int64_t many, float *weights) const {
+        int64_t r = 0;
+        for (; r + 4 <= many; r += 4) {
+            const T *row[4];
+#pragma GCC unroll 4
+            for (int i = 0; i < 4; ++i) row[i] = key_at(first + r + i);
+            const Four fit = four_dots(q, row, dk);
+#pragma GCC unroll 4
+            for (int i = 0; i < 4; ++i) weights[r + i] *= fit[i];
+        }
+        for (; r < many; ++r) weights[r] *= dot(q, key_at(first + r), dk);
+        int64_t j = 0;
+        for (; j + 4 * LANES <= dv; j += 4 * LANES) add_columns<4>(o, j, first, many, weights);
+        for (; j + LANES <= dv; j += LANES) add_columns<1>(o, j, first, many, weights);
+        for (; j < dv; ++j)
+            for (r = 0; r < many; ++r) o[j] += weights[r] * number(value_at(first + r)[j]);
+    }
+
+    // o += the sum of weight value, of V vectors of columns from j on
+    template <int V> void add_columns(float *o, int64_t j, int64_t first, int64_t many, const float *weights) const {
+        Vec total[V];
+#pragma GCC unroll 4
+        for (int c = 0; c < V; ++c) total[c] = load(o + j + c * LANES);
+        for (int64_t r = 0; r < many; ++r) {
+            const T *value = value_at(first + r) + j;
+#pragma GCC unroll 4
+            for (int c = 0; c < V; ++c) total[c] += load_as(value + c * LANES) * weights[r];
+        }
+#pragma GCC unroll 4
+        for (int c = 0; c < V; ++c) store(o + j + c * LANES, total[c]);
     }
 
     // The first state with too many loose rows, -1 if there is none.
@@ -247,17 +345,20 @@ template <class T> struct DecodeHead {
         const int64_t i = a.fold[at];
         int64_t first = 0;
         for (int64_t s = 0; s < i; ++s) first += rows[s];
+        const Part part = {fresh < 0 ? matrix_at(i) : nullptr, factor[i], first, rows[i]};
         if (fresh >= 0) matrix[i] = fresh;
-        for (int64_t d = 0; d < dk; ++d) fold_row(matrix_at(i) + d * dv, fresh >= 0 ? 0 : factor[i], fresh >= 0, d, first, rows[i]);
+        int64_t d = 0;
+        for (; d + 4 <= dk; d += 4) fold_rows<4>(part, d, matrix_at(i) + d * dv);
+        for (; d < dk; ++d) fold_rows<1>(part, d, matrix_at(i) + d * dv);
         factor[i] = 1;
         int32_t freed[4096];
         int64_t left = rows[i];
         while (left) {  // turn the places around, some at a time
-            const int64_t part = left < 4096 ? left : 4096;
-            memcpy(freed, place + first, part * 4);
-            memmove(place + first, place + first + part, (total - first - part) * 4);
-            memcpy(place + total - part, freed, part * 4);
-            left -= part;
+            const int64_t some = left < 4096 ? left : 4096;
+            memcpy(freed, place + first, some * 4);
+            memmove(place + first, place + first + some, (total - first - some) * 4);
+            memcpy(place + total - some, freed, some * 4);
+            left -= some;
         }
         a.freed_rows[at] = rows[i];
         rows[i] = 0;
@@ -267,19 +368,45 @@ template <class T> struct DecodeHead {
         }
     }
 
-    void fold_row(T *row, float fade, bool fresh, int64_t d, int64_t first, int64_t many) const {
+    // D rows of a matrix that all of the part becomes, from row d on.
+    template <int D> void fold_rows(const Part &part, int64_t d, T *to) const {
         int64_t j = 0;
-        for (; j + LANES <= dv; j += LANES) {
-            Vec x = fresh ? Vec{} : load_as(row + j) * fade;
-            for (int64_t r = first; r < first + many; ++r)
-                x += load_as(value_at(r) + j) * (coefficient_at(r) * number(key_at(r)[d]));
-            store_as(row + j, x);
-        }
-        for (; j < dv; ++j) {
-            float x = fresh ? 0 : number(row[j]) * fade;
-            for (int64_t r = first; r < first + many; ++r)
-                x += number(value_at(r)[j]) * (coefficient_at(r) * number(key_at(r)[d]));
-            put(row + j, x);
+        for (; j + PANEL * LANES <= dv; j += PANEL * LANES) fold_tile<D, PANEL>(part, d, j, to + j);
+        for (; j + LANES <= dv; j += LANES) fold_tile<D, 1>(part, d, j, to + j);
+        for (; j < dv; ++j)
+            for (int e = 0; e < D; ++e) put(to + e * dv + j, entry(part, d + e, j));
+    }
+
+    template <int D, int V> void fold_tile(const Part &part, int64_t d, int64_t j, T *to) const {
+        Vec x[D][V];
+        collect(x, part, d, j);
+#pragma GCC unroll 4
+        for (int e = 0; e < D; ++e)
+#pragma GCC unroll 4
+            for (int c = 0; c < V; ++c) store_as(to + e * dv + c * LANES, x[e][c]);
+    }
+
+    // Entry [d][j] of the matrix that a part stands for.
+    float entry(const Part &part, int64_t d, int64_t j) const {
+        float x = part.matrix ? number(part.matrix[d * dv + j]) * part.factor : 0;
+        for (int64_t r = part.first; r < part.first + part.many; ++r)
+            x += number(value_at(r)[j]) * (coefficient_at(r) * number(key_at(r)[d]));
+        return x;
+    }
+
+    // D rows and V vectors of columns of that matrix, from [d][j] on.
+    template <int D, int V> void collect(Vec (&x)[D][V], const Part &part, int64_t d, int64_t j) const {
+        const T *from = part.matrix ? part.matrix + d * dv + j : nullptr;
+#pragma GCC unroll 4
+        for (int e = 0; e < D; ++e)
+#pragma GCC unroll 4
+            for (int c = 0; c < V; ++c) x[e][c] = from ? load_as(from + e * dv + c * LANES) * part.factor : Vec{};
+        for (int64_t r = part.first; r < part.first + part.many; ++r) {
+            const T *key = key_at(r) + d, *value = value_at(r) + j;
+#pragma GCC unroll 4
+            for (int e = 0; e < D; ++e)
+#pragma GCC unroll 4
+                for (int c = 0; c < V; ++c) x[e][c] += load_as(value + c * LANES) * (coefficient_at(r) * number(key[e]));
         }
     }
 };

@@ -76,7 +76,12 @@ void decode_fold(const DecodeArgs &args, int64_t n, int64_t h, int32_t fresh) {
     else DecodeHead<uint16_t>(args, n, h).fold(fresh);
 }
 
+double decode_norm(const DecodeArgs &args, int64_t n, int64_t h) {
+    return args.stored == 4 ? DecodeHead<float>(args, n, h).measured() : DecodeHead<uint16_t>(args, n, h).measured();
+}
+
 }  // namespace
 
 extern const Level DLA_TABLE;
-const Level DLA_TABLE = {shared_floats, attend_share, attend, backward, decide_floats, decide_share, decide, decode, decode_fold};
+const Level DLA_TABLE = {shared_floats, attend_share, attend, backward,    decide_floats,
+                         decide_share,  decide,       decode, decode_fold, decode_norm};

@@ -30,6 +30,7 @@ class State:
     kinds: ClassVar[dict[str, "type[State]"]] = {}  # every state class by its name, for reading files
 
     length: Tensor  # [N] int64, tokens seen by each sequence
+    decoder: Any = None  # of its last decoding step, which the next one may be like; no part of the value
 
     def __init_subclass__(cls) -> None:
         cls.kinds[cls.__name__] = cls

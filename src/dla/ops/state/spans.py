@@ -24,15 +24,8 @@ class Spans(Pools):
         self.matrices, self.keys, self.values = (x.to(dtype) for x in (self.matrices, self.keys, self.values))
         self.ground = None
 
-    def compact(self) -> None:
-        """Give back the free places of the pools, in place."""
-        self.__dict__.update(vars(self.compacted()))
-
-    def free(self) -> tuple[Tensor, Tensor]:
-        """The places of both pools that nobody uses, int32, with room for all there are."""
-        return self._free(len(self.keys), self.places[self._used()]), self._free(len(self.matrices), self._taken()[0])
-
     def _free(self, room: int, used: Tensor) -> Tensor:
+        """Places that nobody uses, of so many."""
         free = torch.ones(room, dtype=torch.bool, device=used.device)
         free[used.long()] = False
         return free.nonzero()[:, 0].int()
