@@ -5,6 +5,10 @@
 #include <cstring>
 #include <vector>
 
+#ifdef __linux__
+#include <sys/mman.h>
+#endif
+
 #include "api.h"
 #include "pool.h"
 
@@ -39,6 +43,17 @@ Named &chosen_level() {
 }
 
 namespace {
+
+// Fresh memory comes from the system page by page, which takes as long as a fast kernel's work: ask for large pages.
+void in_large_pages(void *from, uintptr_t bytes) {
+#ifdef __linux__
+    const uintptr_t page = uintptr_t(1) << 21, first = (uintptr_t(from) + page - 1) & ~(page - 1);
+    const uintptr_t end = (uintptr_t(from) + bytes) & ~(page - 1);
+    if (from && end > first) madvise((void *)first, end - first, MADV_HUGEPAGE);  // a hint: whatever it says is fine
+#else
+    (void)from, (void)bytes;
+#endif
+}
 
 constexpr int64_t SHARED_BYTES = int64_t(256) << 20;  // of what heads share; past that each makes its own
 
@@ -145,7 +160,9 @@ struct SharedChunks {
         for (int64_t n = 0; n < a.sequences; ++n)
             chunks += a.length[n] ? (lead(a, n) + a.length[n] + CHUNK - 1) / CHUNK : 0;
         if (a.heads <= a.key_heads || chunks * a.key_heads > SHARED_BYTES / 4 / each) return;
-        floats = (float *)aligned_alloc(64, (chunks * a.key_heads * each * 4 + 63) / 64 * 64);
+        const int64_t bytes = (chunks * a.key_heads * each * 4 + 63) / 64 * 64;
+        floats = (float *)aligned_alloc(64, bytes);
+        in_large_pages(floats, bytes);
         if (!floats) failed = true;
         else
             run_tasks(chunks * a.key_heads, a.threads, [&](int64_t i) {
@@ -174,6 +191,7 @@ int64_t over_heads(const Args &a, int64_t floats, Share share, Run run) {
 
 int64_t attend(const AttendArgs &a) {
     if (const int64_t wrong = check(a)) return wrong;
+    in_large_pages(a.o, uintptr_t(a.tokens) * uintptr_t(a.heads) * uintptr_t(a.dv) * 4);
     const Level &kernels = *chosen_level().level;
     auto run = [&](int64_t n, int64_t first, int64_t heads, const float *shared) {
         for (int64_t h = first; a.memory == Memory::dynamic && h < first + heads; ++h)
