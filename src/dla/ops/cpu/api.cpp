@@ -207,7 +207,7 @@ int64_t backward(const BackwardArgs &b) {
     const AttendArgs &a = *b.attend;
     if (const int64_t wrong = check(a)) return wrong;
     const int64_t group = a.heads / a.key_heads;
-    if (!in_range(b.parts, 1, group) || a.route) return sizes;
+    if (!in_range(b.parts, 1, group) || a.route || a.beta) return sizes;
     if (a.tokens && !(b.d_o && b.d_q && b.d_k && b.d_v && (a.memory == Memory::single || b.d_lam))) return tensors;
     const Level &kernels = *chosen_level().level;
     const int64_t heads = (group + b.parts - 1) / b.parts, tasks = a.sequences * a.key_heads * b.parts;

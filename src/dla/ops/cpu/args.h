@@ -24,6 +24,7 @@ struct AttendArgs {
     const int64_t *origin;           // [N] what positions in death count from (dynamic)
     const float *q, *k, *v;          // [tokens, Hk, dk], [tokens, Hk, dk], [tokens, H, dv]
     const float *lam, *g, *route;    // [tokens, H, width], [tokens, H], [tokens, H]; null where there is none
+    const float *beta;               // [tokens, H] steps of the delta rule, or null
     const int32_t *death;            // [tokens, H] (dynamic)
     const int32_t *initial_death;    // [N, H, carried] (dynamic)
     const float *initial;            // [N, H, carried, dk, dv]; dynamic: the pool of matrices; or null

@@ -1,4 +1,4 @@
-"""The second stage in C++: outputs and the final state, in float32, for transitions without beta."""
+"""The second stage in C++: outputs and the final state, in float32."""
 
 from typing import Any
 
@@ -29,7 +29,7 @@ class AttendArgs(Arguments):
         "memory tokens sequences heads key_heads dk dv q_stride k_stride v_stride width recency threads carried states "
         "longest_short most_loose pool_matrices pool_rows places_room final_room",
         "scale",
-        "offset length position origin q k v lam g route death initial_death initial initial_keys matrix factor rows "
+        "offset length position origin q k v lam g route beta death initial_death initial initial_keys matrix factor rows "
         "places row_keys row_values row_coefficient o final final_keys final_matrix final_factor final_rows "
         "final_row_keys final_row_values final_row_coefficient",
     )
@@ -39,6 +39,8 @@ def unable(problem: Problem) -> str | None:
     """Why these kernels cannot run a problem."""
     if problem.needs_gradient and problem.routed:
         return "the C++ kernels have no backward pass of routed reads yet"
+    if problem.needs_gradient and problem.beta is not None:
+        return "the C++ kernels have no backward pass of the delta rule (beta) yet"
     return binding.unable(problem)
 
 
@@ -158,7 +160,7 @@ def run(problem: Problem, **given: Any) -> Tensor:
     numbers |= {"recency": int(problem.slot_order == "recency"), "threads": torch.get_num_threads()}
     for name in ("q", "k", "v"):
         tensors[name], numbers[f"{name}_stride"] = flat(getattr(problem, name))
-    for name in ("lam", "g", "route"):
+    for name in ("lam", "g", "route", "beta"):
         x = getattr(problem, name)
         tensors[name] = None if x is None else x.float().contiguous()
     numbers["width"] = 0 if problem.lam is None else problem.lam.shape[-1]

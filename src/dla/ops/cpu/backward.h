@@ -127,7 +127,7 @@ struct BackChunk : Chunk {
             Wide read{};  // of token s
             for (int64_t t = s / STEP * STEP; t < m; t += LANES) {
                 const int64_t at = s * CHUNK + t;
-                const Vec x = load(shared.S + at), w = weight ? load(weight + at) : all(1);
+                const Vec x = load(products + at), w = weight ? load(weight + at) : all(1);
                 const Vec d = args.g ? decay(s, t) : all(1), dp = load(A + at) * d;
                 const Ints time = lane + int32_t(t), seen = time >= int32_t(s);
                 const Ints later = (time > int32_t(s)) & (time < int32_t(m));  // what weights are past m is anything
@@ -155,12 +155,12 @@ struct BackChunk : Chunk {
         return all;
     }
 
-    void read(const float *matrix, const float *weight, float factor, int64_t state) {
+    void read(float *matrix, const float *weight, float factor, int64_t state) {
         product<Into::set>(dk, padded(m), dv, matrix, dvp, 1, DT, CHUNK, X, CHUNK);  // S dO
         float *w = weights.add(CHUNK, arena);
         Event *event = events.add(1, arena);
         if (!w || !event) return;
-        *event = {Event::read, (float *)matrix, nullptr, 0, 0, weights.count - CHUNK, 0};
+        *event = {Event::read, matrix, nullptr, 0, 0, weights.count - CHUNK, 0};
         float dot[CHUNK] = {};
         for (int64_t t = 0; t < m; t += LANES) {
             const Vec here = load(weight + t) * factor;
@@ -168,7 +168,7 @@ struct BackChunk : Chunk {
             store(w + t, here);
             for (int64_t d = 0; d < dk; ++d) {
                 const Vec x = load(X + d * CHUNK + t);
-                product += x * load(shared.Q + d * CHUNK + t);
+                product += x * load(queries + d * CHUNK + t);
                 store(dQ + d * CHUNK + t, load(dQ + d * CHUNK + t) + x * here);
             }
             store(dot + t, product);
@@ -183,7 +183,7 @@ struct BackChunk : Chunk {
         if (!total_rows || !loose.fit(total_rows * CHUNK, arena) || !loose_d.fit(total_rows * CHUNK, arena)) return;
         if (!loose_T.fit(total_rows * wide, arena)) return;
         float *p = loose.floats, *d = loose_d.floats;
-        product<Into::set>(total_rows, padded(m), dk, rows.keys, rows.stride, 1, shared.Q, CHUNK, p, CHUNK);
+        product<Into::set>(total_rows, padded(m), dk, rows.keys, rows.stride, 1, queries, CHUNK, p, CHUNK);
         product<Into::set>(total_rows, padded(m), dv, rows.values, dvp, 1, DT, CHUNK, d, CHUNK);
         double reads[CHUNK] = {};
         for (int64_t i = 0, r = 0; i < count; ++i)
@@ -331,14 +331,14 @@ template <class Memory>
 bool walk_back(const BackwardArgs &back, int64_t n, int64_t h, int64_t heads, int64_t part, const float *shared) {
     const AttendArgs &args = *back.attend;
     const Cut cut(args, n);
-    const int64_t number = chunks_before(args, n), chunks = cut.chunks(), floats = Shared::floats(args.dk);
+    const int64_t number = chunks_before(args, n), chunks = cut.chunks(), floats = Shared::floats(args);
     for (int64_t i = h; i < h + heads; ++i) {
         Arena arena;
         BackChunk chunk(back, n, i, part, arena);
         Memory memory(args, n, i, chunk, arena);
         float *own = shared ? nullptr : arena.floats(floats);
         auto at = [&](int64_t c) {
-            return Shared::at(own ? own : (float *)shared + ((number + c) * args.key_heads + chunk.key_head) * floats, args.dk);
+            return Shared::at(own ? own : (float *)shared + ((number + c) * args.key_heads + chunk.key_head) * floats, args);
         };
         for (int64_t c = 0; c < chunks && !arena.failed; ++c) {
             const int64_t begin = cut.begin(c), m = cut.end(c) - begin;
@@ -353,7 +353,7 @@ bool walk_back(const BackwardArgs &back, int64_t n, int64_t h, int64_t heads, in
         for (int64_t c = chunks; c-- > 0;) {
             const int64_t begin = cut.begin(c), m = cut.end(c) - begin;
             const float *q = args.q + (cut.offset + begin) * args.q_stride + chunk.key_head * args.dk;
-            if (own) transpose_rows(q, args.q_stride, m, args.dk, own);
+            if (own) transpose_rows(q, args.q_stride, m, args.dk, at(c).Q);
             chunk.back_over(c, begin, m, at(c).Q);
         }
         chunk.finish(cut.length);

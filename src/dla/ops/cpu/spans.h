@@ -25,11 +25,11 @@ struct Span {
 template <class C> struct SpanHead {
     const AttendArgs &args;
     Arena &arena;
-    const int64_t n, h, dk, dvp, room;
+    const int64_t n, h, dk, dkp, dvp, room;
     const bool routed;
     Span *spans;         // [room + 1] the states, oldest first
     int64_t count = 0;
-    float *keys, *values, *coefficient;  // [most][dk], [most][dvp], [most] loose rows
+    float *keys, *values, *coefficient;  // [most][dkp], [most][dvp], [most] loose rows
     int32_t *token;                      // [most] which tokens they are, from the sequence's first; below zero: carried in
     int64_t rows = 0, most;
     float **spare;                // matrices that are free
@@ -51,13 +51,13 @@ template <class C> struct SpanHead {
     Span *live;                   // [room + 1] states as they come to be during the chunk (keys and square alone)
 
     SpanHead(const AttendArgs &a, int64_t sequence, int64_t head, C &c, Arena &pieces)
-        : args(a), arena(pieces), n(sequence), h(head), dk(a.dk), dvp(c.dvp), room(a.states + 1), routed(a.route) {
+        : args(a), arena(pieces), n(sequence), h(head), dk(a.dk), dkp(padded(a.dk)), dvp(c.dvp), room(a.states + 1), routed(a.route) {
         int64_t before = 0;
         for (int64_t i = 0; i < a.carried; ++i) before += a.rows[(n * a.heads + h) * a.carried + i];
         const int64_t tokens = a.length[n], short_ones = room * a.longest_short;
         most = (short_ones < tokens ? short_ones : tokens) + before + CHUNK;
         spans = (Span *)arena.bytes(room * sizeof(Span)), live = (Span *)arena.bytes(room * sizeof(Span));
-        keys = arena.floats(most * dk), values = arena.floats(most * dvp), coefficient = arena.floats(most);
+        keys = arena.floats(most * dkp), values = arena.floats(most * dvp), coefficient = arena.floats(most);
         token = (int32_t *)arena.bytes(most * 4);
         spare = (float **)arena.bytes(2 * room * sizeof(float *));
         spare_keys = (double **)arena.bytes(2 * room * sizeof(double *));
@@ -97,11 +97,12 @@ template <class C> struct SpanHead {
             // a state carried in may hold anything, and zero times anything is not always zero
             sound = sound && (!s.matrix || finite_rows(s.matrix, dvp, dk, dvp));
         }
-        sound = sound && finite_rows(keys, dk, rows, dk) && finite_rows(values, dvp, rows, dvp);
+        sound = sound && finite_rows(keys, dkp, rows, dk) && finite_rows(values, dvp, rows, dvp);
     }
 
     void take_row(int64_t from) {
-        memcpy(keys + rows * dk, args.row_keys + from * dk, dk * 4);
+        memset(keys + rows * dkp, 0, dkp * 4);
+        memcpy(keys + rows * dkp, args.row_keys + from * dk, dk * 4);
         memset(values + rows * dvp, 0, dvp * 4);
         memcpy(values + rows * dvp, args.row_values + from * args.dv, args.dv * 4);
         token[rows] = -1;
@@ -281,12 +282,13 @@ template <class C> struct SpanHead {
             if (spans[i].matrix) c.read(spans[i].matrix, weight + i * CHUNK, spans[i].factor, i);
     }
 
-    Rows loose(int64_t row) const { return {keys + row * dk, dk, values + row * dvp, coefficient + row, token + row}; }
+    Rows loose(int64_t row) const { return {keys + row * dkp, dkp, values + row * dvp, coefficient + row, token + row}; }
 
     // Put together what has become one state, at the chunk's end.
     void settle(C &c, int64_t begin, int64_t after) {
         const float fade = c.E[c.m - 1];
         for (int64_t r = 0; r < rows; ++r) coefficient[r] *= fade;
+        c.move_rows(keys, rows, token, arena);
         for (int64_t j = 0; j < after; ++j) {
             Span &made = live[j];
             made.matrix = nullptr, made.factor = 0, made.rows = 0, made.start = NOBODY;
@@ -347,14 +349,18 @@ template <class C> struct SpanHead {
     // Rows that stay loose move up to place `to`; where the next may go.
     int64_t keep_rows(int64_t from, int64_t many, int64_t to) {
         if (from != to) {
-            memmove(keys + to * dk, keys + from * dk, many * dk * 4);
+            memmove(keys + to * dkp, keys + from * dkp, many * dkp * 4);
             memmove(values + to * dvp, values + from * dvp, many * dvp * 4);
             memmove(coefficient + to, coefficient + from, many * 4), memmove(token + to, token + from, many * 4);
         }
         return to + many;
     }
     int64_t keep_own(C &c, int64_t s, int64_t many, int64_t to) {
-        for (int64_t i = 0; i < many; ++i) memcpy(keys + (to + i) * dk, c.k(s + i), dk * 4);
+        const Rows own = c.own_rows(s);
+        for (int64_t i = 0; i < many; ++i) {
+            memcpy(keys + (to + i) * dkp, own.keys + i * own.stride, dk * 4);
+            memset(keys + (to + i) * dkp + dk, 0, (dkp - dk) * 4);
+        }
         memcpy(token + to, c.token + s, many * 4);
         memcpy(values + to * dvp, c.V + s * dvp, many * dvp * 4);
         memcpy(coefficient + to, c.tail + s, many * 4);
@@ -373,11 +379,11 @@ template <class C> struct SpanHead {
             for (int64_t d = 0; args.final_keys && d < dk; ++d)
                 args.final_keys[(at + j) * dk + d] = float(s.keys[d]);
         }
-        if (!rows) return;
-        memcpy(args.final_row_keys + head * dk, keys, rows * dk * 4);
-        memcpy(args.final_row_coefficient + head, coefficient, rows * 4);
-        for (int64_t r = 0; r < rows; ++r)
+        if (rows) memcpy(args.final_row_coefficient + head, coefficient, rows * 4);
+        for (int64_t r = 0; r < rows; ++r) {
+            memcpy(args.final_row_keys + (head + r) * dk, keys + r * dkp, dk * 4);
             memcpy(args.final_row_values + (head + r) * args.dv, values + r * dvp, args.dv * 4);
+        }
     }
 };
 
