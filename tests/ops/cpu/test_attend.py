@@ -171,7 +171,6 @@ REASONS = {
     "float64": (dict, {}, "float64"),
     "beta": (lambda x: x | {"beta": torch.rand_like(x["g"])}, {}, "delta rule"),
     "soft": (dict, {"temperature": 0.1}, "soft gate"),
-    "routed gradient": (lambda x: x | {"v": x["v"].requires_grad_(), "route": torch.ones(2)}, {}, "routed reads"),
 }
 
 

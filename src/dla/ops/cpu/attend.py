@@ -37,8 +37,6 @@ class AttendArgs(Arguments):
 
 def unable(problem: Problem) -> str | None:
     """Why these kernels cannot run a problem."""
-    if problem.needs_gradient and problem.routed:
-        return "the C++ kernels have no backward pass of routed reads yet"
     return binding.unable(problem)
 
 

@@ -67,6 +67,7 @@ struct BackChunk : Chunk {
     int64_t states = 0;  // of d_weight that are not zero
     Scratch loose_d, loose_T;
     double *net;         // [length]
+    double *d_sums = nullptr;  // [length + 1][dk] whose running sums are gradients of keys, by way of sums of them
     int64_t offset = 0;  // of the sequence
     List<Event> events;
     List<float> weights, coefficients;
@@ -82,6 +83,7 @@ struct BackChunk : Chunk {
         A = zeros(CHUNK * CHUNK), d_own = arena.floats(CHUNK * CHUNK), T = arena.floats(CHUNK * wide);
         dQ = arena.floats(dkp * CHUNK), X = arena.floats(dkp * CHUNK), d_weight = zeros(most * CHUNK);
         net = (double *)zeros(2 * args.length[n]), offset = args.offset[n];
+        if (args.route) d_sums = (double *)zeros(2 * (args.length[n] + 1) * dk);
         for (int i = 0; i < LANES; ++i) lane[i] = i;
     }
     float *zeros(int64_t n) {
@@ -94,6 +96,7 @@ struct BackChunk : Chunk {
     float *d_q(int64_t t) const { return back.d_q + ((part * args.tokens + offset + t) * args.key_heads + key_head) * dk; }
     float *d_k(int64_t t) const { return back.d_k + ((part * args.tokens + offset + t) * args.key_heads + key_head) * dk; }
     float *d_v(int64_t t) const { return back.d_v + ((offset + t) * args.heads + h) * dv; }
+    float *d_route(int64_t t) const { return back.d_route + (first + t) * args.heads + h; }
     float *d_lam(int64_t t) const { return back.d_lam + ((first + t) * args.heads + h) * args.width; }
 
     // --- the walk forward
@@ -322,6 +325,11 @@ struct BackChunk : Chunk {
         for (int64_t t = length; t-- > 0;) {
             sum += net[t];
             if (back.d_g) back.d_g[(offset + t) * args.heads + h] = float(sum);
+        }
+        for (int64_t t = 0; d_sums && t < length; ++t) {
+            double *here = d_sums + t * dk;
+            for (int64_t d = 0; t && d < dk; ++d) here[d] += here[d - dk];
+            for (int64_t d = 0; d < dk; ++d) d_k(t)[d] += float(here[d]);
         }
     }
 };

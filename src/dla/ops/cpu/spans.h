@@ -6,6 +6,7 @@
 // has at that time, and what belongs together at the chunk's end is put together there.
 #pragma once
 #include "chunk.h"
+#include "routing.h"
 
 namespace {
 
@@ -17,41 +18,34 @@ struct Span {
     float factor;
     int32_t start;  // where it begins, from the sequence's first token; those carried in are below zero
     int64_t rows;   // loose ones; all states' rows stand in the order of their tokens
-    double *keys;   // [dk] the sum of its keys, for routed reads: in double, since what is left after keys have cancelled
-    float length;   // decides as much as any other sum; its norm
-    float mass;     // the norms of what it was summed up from in this chunk
 };
 
 template <class C> struct SpanHead {
     const AttendArgs &args;
     Arena &arena;
     const int64_t n, h, dk, dvp, room;
-    const bool routed;
-    Span *spans;         // [room + 1] the states, oldest first
+    Routing *routing = nullptr;  // if reads are routed
+    Span *spans;         // [room] the states, oldest first
     int64_t count = 0;
     float *keys, *values, *coefficient;  // [most][dk], [most][dvp], [most] loose rows
     int32_t *token;                      // [most] which tokens they are, from the sequence's first; below zero: carried in
     int64_t rows = 0, most;
     float **spare;                // matrices that are free
-    double **spare_keys;          // and sums of keys
-    int64_t spares = 0, spare_sums = 0;
+    int64_t spares = 0;
     int32_t *ends;                // [length] the start whose end each step's merge is
     bool sound = true;            // all numbers so far were finite
     // of one chunk
     int32_t *slot, *slot_own;     // [room] of states, [CHUNK] of tokens
     float *weight, *weight_own;   // [room][CHUNK], [CHUNK][CHUNK]
     float *table;                 // [room] weights by slot, at one time
-    float *fit, *sums;            // [room][CHUNK] queries with the sums of keys; [room][dk] these, in float
-    float norm_q[CHUNK], norm_k[CHUNK];
     int32_t *slots, *slots_own;   // [room][CHUNK], [CHUNK][CHUNK] slots at every time, if gradients are wanted
     int32_t alive_at[CHUNK];
     float *d_table;               // [room]
-    Scratch along;                // [states] products of a query with the sums of keys
     int64_t *many;                // [room] loose rows of each state
-    Span *live;                   // [room + 1] states as they come to be during the chunk (keys and square alone)
+    Span *live;                   // [room] states as they are at the chunk's end
 
     SpanHead(const AttendArgs &a, int64_t sequence, int64_t head, C &c, Arena &pieces)
-        : args(a), arena(pieces), n(sequence), h(head), dk(a.dk), dvp(c.dvp), room(a.states + 1), routed(a.route) {
+        : args(a), arena(pieces), n(sequence), h(head), dk(a.dk), dvp(c.dvp), room(a.states + 1) {
         int64_t before = 0;
         for (int64_t i = 0; i < a.carried; ++i) before += a.rows[(n * a.heads + h) * a.carried + i];
         const int64_t tokens = a.length[n], short_ones = room * a.longest_short;
@@ -60,7 +54,6 @@ template <class C> struct SpanHead {
         keys = arena.floats(most * dk), values = arena.floats(most * dvp), coefficient = arena.floats(most);
         token = (int32_t *)arena.bytes(most * 4);
         spare = (float **)arena.bytes(2 * room * sizeof(float *));
-        spare_keys = (double **)arena.bytes(2 * room * sizeof(double *));
         ends = (int32_t *)arena.bytes(a.length[n] * 4);
         slot = (int32_t *)arena.bytes(room * 4), slot_own = (int32_t *)arena.bytes(CHUNK * 4);
         many = (int64_t *)arena.bytes(room * 8);
@@ -69,7 +62,8 @@ template <class C> struct SpanHead {
             d_table = arena.floats(room);
         }
         weight = arena.floats(room * CHUNK), weight_own = arena.floats(CHUNK * CHUNK), table = arena.floats(room);
-        fit = routed ? arena.floats(room * CHUNK) : nullptr, sums = routed ? arena.floats(room * dk) : nullptr;
+        if (a.route)
+            if (void *at = arena.bytes(sizeof(Routing))) routing = new (Here{at}) Routing(a, room, C::backward, arena);
         if (arena.failed) return;
         carry_in(c);
         find_ends();
@@ -77,7 +71,6 @@ template <class C> struct SpanHead {
 
     float *take_matrix(C &c) { return spares ? spare[--spares] : c.new_matrix(arena); }
     void give_matrix(float *x) { spare[spares++] = x; }
-    double *take_keys() { return spare_sums ? spare_keys[--spare_sums] : (double *)arena.bytes(padded(dk) * 8); }
 
     void carry_in(C &c) {
         const int64_t at = (n * args.heads + h) * args.carried;
@@ -85,14 +78,14 @@ template <class C> struct SpanHead {
         for (int64_t i = 0; i < args.carried; ++i) {
             if (args.initial_death[at + i] < 0) continue;
             Span &s = spans[count++];
-            s = {nullptr, args.factor[at + i], int32_t(i - args.carried), args.rows[at + i], nullptr, 0, 0};
+            s = {nullptr, args.factor[at + i], int32_t(i - args.carried), args.rows[at + i]};
             if (args.matrix[at + i] >= 0) {
                 s.matrix = take_matrix(c);
                 if (arena.failed) return;
                 c.load_matrix(s.matrix, args.initial + args.matrix[at + i] * dk * args.dv);
             }
             for (int64_t r = 0; r < s.rows; ++r) take_row(*place++);
-            if (routed) carry_keys(s, args.initial_keys + (at + i) * dk);
+            if (routing) routing->carry(args.initial_keys + (at + i) * dk);
             if (arena.failed) return;
             // a state carried in may hold anything, and zero times anything is not always zero
             sound = sound && (!s.matrix || finite_rows(s.matrix, dvp, dk, dvp));
@@ -108,13 +101,6 @@ template <class C> struct SpanHead {
         coefficient[rows++] = args.row_coefficient[from];
     }
 
-    void carry_keys(Span &s, const float *sum) {
-        s.keys = take_keys();
-        if (!s.keys) return;
-        for (int64_t d = 0; d < padded(dk); ++d) s.keys[d] = d < dk ? sum[d] : 0;
-        s.length = length_of(s.keys);
-    }
-
     void find_ends() {
         const int64_t length = args.length[n], at = (n * args.heads + h) * args.carried;
         for (int64_t t = 0; t < length; ++t) ends[t] = NOBODY;
@@ -127,17 +113,9 @@ template <class C> struct SpanHead {
         if (step >= 0 && step < args.length[n]) ends[step] = start;
     }
 
-    float length_of(const double *x) const {
-        Wide total{};
-        for (int64_t d = 0; d < dk; d += LANES / 2) total += *(LooseWide *)(x + d) * *(LooseWide *)(x + d);
-        double square = 0;
-        for (int i = 0; i < LANES / 2; ++i) square += total[i];
-        return float(sqrt(square));
-    }
-
     void chunk(C &c, int64_t begin) {
         sound = sound && c.finite;
-        if (routed) meet_keys(c);
+        if (routing) routing->begin(c);
         const int64_t after = weigh(c, begin);
         c.own(weight_own);
         for (int64_t i = 0; i < count; ++i)
@@ -149,36 +127,18 @@ template <class C> struct SpanHead {
         settle(c, begin, after);
     }
 
-    // Queries with the sums of keys as they are at the chunk's start, and norms.
-    void meet_keys(C &c) {
-        for (int64_t i = 0; i < count; ++i) {
-            for (int64_t d = 0; d < dk; ++d) sums[i * dk + d] = float(spans[i].keys[d]);
-            spans[i].mass = spans[i].length;
-        }
-        product<Into::set>(count, CHUNK, dk, sums, dk, 1, c.shared.Q, CHUNK, fit, CHUNK);
-        for (int64_t t = 0; t < CHUNK; t += LANES) {
-            Vec q{};
-            for (int64_t d = 0; d < dk; ++d) q += load(c.shared.Q + d * CHUNK + t) * load(c.shared.Q + d * CHUNK + t);
-            store(norm_q + t, q);
-        }
-        for (int64_t t = 0; t < c.m; ++t) {
-            float square = 0;
-            for (int64_t d = 0; d < dk; ++d) square += c.k(t)[d] * c.k(t)[d];
-            norm_k[t] = sqrtf(square), norm_q[t] = fmaxf(sqrtf(norm_q[t]), NONE);
-        }
-    }
-
     // The weight of every state and token at every time of the chunk; returns how many states there are at its end.
     int64_t weigh(C &c, int64_t begin) {
         int64_t alive = count;
-        for (int64_t i = 0; i < count; ++i) slot[i] = int32_t(i), live[i] = spans[i];
+        for (int64_t i = 0; i < count; ++i) slot[i] = int32_t(i);
         for (int64_t t = 0; t < c.m; ++t) {
             const int64_t at = (c.first + t) * args.heads + h;
             if (ends[begin + t] != NOBODY) alive = merge_slots(ends[begin + t], begin, t, alive);
             const bool opens = args.death[at] >= 0;
-            if (opens || !alive) alive = open_slot(alive);
+            alive += opens;
             slot_own[t] = int32_t(alive - 1);
-            if (routed) add_key(live[alive - 1], c.k(t), norm_k[t], opens);
+            if (routing && opens) routing->open(alive - 1);
+            if (routing) routing->add(c, alive - 1, t, opens);
             fill_table(c, t, at, alive);
             for (int64_t i = 0; i < count; ++i) weight[i * CHUNK + t] = table[slot[i]];
             for (int64_t s = 0; s <= t; ++s) weight_own[s * CHUNK + t] = table[slot_own[s]];
@@ -193,7 +153,7 @@ template <class C> struct SpanHead {
         for (int64_t s = 0; s <= t; ++s) slots_own[s * CHUNK + t] = slot_own[s];
     }
 
-    // Gradients of lam: what all tokens and states of a slot say about its weight.
+    // Gradients of lam, and of what routes: what all tokens and states of a slot say about its weight.
     void learn(C &c) {
         for (int64_t t = 0; t < c.m; ++t) {
             const int64_t alive = alive_at[t];
@@ -201,26 +161,23 @@ template <class C> struct SpanHead {
             for (int64_t i = 0; i < count; ++i) d_table[slots[i * CHUNK + t]] += c.d_weight[i * CHUNK + t];
             for (int64_t i = 0; i < alive; ++i) d_table[i] *= c.E[t];
             for (int64_t s = 0; s <= t; ++s) d_table[slots_own[s * CHUNK + t]] += c.d_own[s * CHUNK + t];
+            if (routing) learn_routes(c, t, alive);
             float *d = c.d_lam(t);
             for (int64_t i = 0; i < alive; ++i) d[column(i, alive)] += d_table[i];
         }
+        if (routing) routing->history->spread(c.d_sums);
+    }
+
+    void learn_routes(C &c, int64_t t, int64_t alive) {
+        const int64_t at = (c.first + t) * args.heads + h;
+        for (int64_t i = 0; i < alive; ++i) table[i] = args.lam[at * args.width + column(i, alive)];
+        *c.d_route(t) += routing->history->learn(t, alive, table, d_table, args.route[at], c.Qr + t * c.dkp,
+                                                 routing->norm_q[t], c.d_q(c.token[t]));
     }
 
     int64_t column(int64_t state, int64_t alive) const {
         const int64_t slot_number = args.recency ? alive - 1 - state : state;
         return slot_number < args.width ? slot_number : args.width - 1;
-    }
-
-    int64_t open_slot(int64_t alive) {
-        live[alive] = {nullptr, 0, 0, 0, routed ? take_keys() : nullptr, 0, 0};
-        return alive + 1;
-    }
-
-    void add_key(Span &s, const float *k, float norm, bool opens) {
-        if (!s.keys) return;  // no memory left
-        if (opens) memset(s.keys, 0, padded(dk) * 8);
-        for (int64_t d = 0; d < dk; ++d) s.keys[d] += k[d];
-        s.length = length_of(s.keys), s.mass += norm;
     }
 
     // The state that begins at `start` joins the one before it.
@@ -237,41 +194,14 @@ template <class C> struct SpanHead {
         if (gone < 1) return alive;
         for (int64_t i = 0; i < count; ++i) slot[i] -= slot[i] >= gone;
         for (int64_t s = 0; s < t; ++s) slot_own[s] -= slot_own[s] >= gone;
-        if (routed && live[gone].keys) {
-            Span &kept = live[gone - 1];
-            for (int64_t d = 0; d < dk; ++d) kept.keys[d] += live[gone].keys[d];
-            kept.length = length_of(kept.keys), kept.mass += live[gone].mass;
-            spare_keys[spare_sums++] = live[gone].keys;
-        }
-        for (int64_t i = gone; i + 1 < alive; ++i) live[i] = live[i + 1];
+        if (routing) routing->merge(gone, alive);
         return alive - 1;
     }
 
     void fill_table(C &c, int64_t t, int64_t at, int64_t alive) {
         const float *lam = args.lam + at * args.width;
         for (int64_t i = 0; i < alive; ++i) table[i] = lam[column(i, alive)];
-        if (routed) route(c, t, args.route[at], alive);
-    }
-
-    // table *= exp(sharpness * (cos of query and sum of keys - 1))
-    void route(C &c, int64_t t, float sharpness, int64_t alive) {
-        if (!along.fit(alive, arena)) return;
-        float *dot = along.floats;
-        for (int64_t i = 0; i < alive; ++i) dot[i] = 0;
-        for (int64_t i = 0; i < count; ++i) dot[slot[i]] += fit[i * CHUNK + t];
-        for (int64_t s = 0; s <= t; ++s) dot[slot_own[s]] += c.shared.S[s * CHUNK + t];
-        for (int64_t i = 0; i < alive; ++i) {
-            if (live[i].length < 0.1f * live[i].mass) dot[i] = meet(live[i].keys, c.shared.Q + t);
-            const float cos = dot[i] / (norm_q[t] * fmaxf(live[i].length, NONE));
-            table[i] *= expf(sharpness * (cos - 1));
-        }
-    }
-
-    // A query with a sum of keys that have cancelled: the sum of their products would have lost its digits.
-    float meet(const double *sum_of_keys, const float *q) const {
-        double total = 0;
-        for (int64_t d = 0; d < dk; ++d) total += sum_of_keys[d] * q[d * CHUNK];
-        return float(total);
+        if (routing) routing->weigh(c, t, args.route[at], alive, slot, slot_own, table);
     }
 
     void read(C &c) {
@@ -309,6 +239,7 @@ template <class C> struct SpanHead {
             }
             if (arena.failed) return;
         }
+        if (routing) routing->settle(after);
         rows = kept;
         count = after;
         Span *swap = spans;
@@ -371,7 +302,7 @@ template <class C> struct SpanHead {
             if (s.matrix) c.save_matrix(s.matrix, args.final + (at + j) * dk * args.dv);
             if (s.matrix) args.final_factor[at + j] = s.factor;
             for (int64_t d = 0; args.final_keys && d < dk; ++d)
-                args.final_keys[(at + j) * dk + d] = float(s.keys[d]);
+                args.final_keys[(at + j) * dk + d] = float(routing->held[j].keys[d]);
         }
         if (!rows) return;
         memcpy(args.final_row_keys + head * dk, keys, rows * dk * 4);
