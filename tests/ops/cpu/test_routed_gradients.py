@@ -66,7 +66,7 @@ def test_keys_that_cancel() -> None:
 
 @pytest.mark.parametrize("name", ["q", "k"])
 def test_vectors_too_short_for_a_direction(name: str) -> None:
-    """Below 1e-6 a vector is divided by a constant, which has no gradient; zero vectors give none that is not finite."""
+    """Below 1e-6 a vector is divided by a constant, not by its norm; zero vectors give no NaN."""
     x = make_inputs("decay", T=90, H=2, dk=6, dv=5, width=4, routed=True)
     x[name][:, 10:30] *= 1e-8
     x[name][:, 40:50] = 0

@@ -80,6 +80,7 @@ int64_t check(const AttendArgs &a) {
     if (a.memory == Memory::single && ((a.initial && a.carried != 1) || (a.final && a.states != 1))) return sizes;
     if (levels && (!a.position || a.carried > 62 || a.states > 62 || (a.carried && !a.initial))) return tensors;
     if (a.route && (!dynamic || (a.carried && !a.initial_keys))) return tensors;
+    if (a.gate && (!dynamic || a.carried || a.final)) return states;
     if (!lie_apart(a)) return sequences;
     for (int64_t n = 0; n < a.sequences; ++n) {
         if (dynamic && !in_range(a.origin[n], 0, INT32_MAX - 1 - a.length[n])) return sequences;
@@ -191,7 +192,8 @@ int64_t backward(const BackwardArgs &b) {
     if (const int64_t wrong = check(a)) return wrong;
     const int64_t group = a.heads / a.key_heads;
     if (!in_range(b.parts, 1, group)) return sizes;
-    if (a.tokens && !(b.d_o && b.d_q && b.d_k && b.d_v && (a.memory == Memory::single || b.d_lam) && (!a.route || b.d_route))) return tensors;
+    if (a.tokens && !(b.d_o && b.d_q && b.d_k && b.d_v && (a.memory == Memory::single || b.d_lam))) return tensors;
+    if (a.tokens && ((a.route && !b.d_route) || (a.gate && !b.d_gate))) return tensors;
     const Level &kernels = *chosen_level().level;
     const int64_t heads = (group + b.parts - 1) / b.parts, tasks = a.sequences * a.key_heads * b.parts;
     SharedChunks shared(a, kernels.shared_floats(a), kernels.attend_share);

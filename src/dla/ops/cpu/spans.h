@@ -6,6 +6,7 @@
 // has at that time, and what belongs together at the chunk's end is put together there.
 #pragma once
 #include "chunk.h"
+#include "gate.h"
 #include "routing.h"
 
 namespace {
@@ -25,9 +26,11 @@ template <class C> struct SpanHead {
     Arena &arena;
     const int64_t n, h, dk, dvp, room;
     Routing *routing = nullptr;  // if reads are routed
+    Gate *gate = nullptr;        // if it is soft; then what is pending is one more span, behind the newest
     Span *spans;         // [room] the states, oldest first
     int64_t count = 0;
     float *keys, *values, *coefficient;  // [most][dk], [most][dvp], [most] loose rows
+    float *sway = nullptr;               // [most] how they change with the gate (see gate.h), if gradients are wanted
     int32_t *token;                      // [most] which tokens they are, from the sequence's first; below zero: carried in
     int64_t rows = 0, most;
     float **spare;                // matrices that are free
@@ -45,14 +48,16 @@ template <class C> struct SpanHead {
     Span *live;                   // [room] states as they are at the chunk's end
 
     SpanHead(const AttendArgs &a, int64_t sequence, int64_t head, C &c, Arena &pieces)
-        : args(a), arena(pieces), n(sequence), h(head), dk(a.dk), dvp(c.dvp), room(a.states + 1) {
+        : args(a), arena(pieces), n(sequence), h(head), dk(a.dk), dvp(c.dvp), room(a.states + 1 + (a.gate != nullptr)) {
         int64_t before = 0;
         for (int64_t i = 0; i < a.carried; ++i) before += a.rows[(n * a.heads + h) * a.carried + i];
-        const int64_t tokens = a.length[n], short_ones = room * a.longest_short;
+        const int64_t tokens = a.length[n] * (a.gate ? 2 : 1), short_ones = room * a.longest_short;
         most = (short_ones < tokens ? short_ones : tokens) + before + CHUNK;
+        const int64_t all = most + (a.gate ? 2 * CHUNK : 0);  // a chunk's own tokens behind
         spans = (Span *)arena.bytes(room * sizeof(Span)), live = (Span *)arena.bytes(room * sizeof(Span));
-        keys = arena.floats(most * dk), values = arena.floats(most * dvp), coefficient = arena.floats(most);
-        token = (int32_t *)arena.bytes(most * 4);
+        keys = arena.floats(all * dk), values = arena.floats(all * dvp), coefficient = arena.floats(all);
+        token = (int32_t *)arena.bytes(all * 4);
+        if (a.gate && C::backward) sway = arena.floats(all);
         spare = (float **)arena.bytes(2 * room * sizeof(float *));
         ends = (int32_t *)arena.bytes(a.length[n] * 4);
         slot = (int32_t *)arena.bytes(room * 4), slot_own = (int32_t *)arena.bytes(CHUNK * 4);
@@ -64,10 +69,14 @@ template <class C> struct SpanHead {
         weight = arena.floats(room * CHUNK), weight_own = arena.floats(CHUNK * CHUNK), table = arena.floats(room);
         if (a.route)
             if (void *at = arena.bytes(sizeof(Routing))) routing = new (Here{at}) Routing(a, room, C::backward, arena);
+        if (a.gate)
+            if (void *at = arena.bytes(sizeof(Gate))) gate = new (Here{at}) Gate(a, h, C::backward, arena);
         if (arena.failed) return;
         carry_in(c);
+        if (gate) spans[count] = {nullptr, 0, NOBODY, 0};
         find_ends();
     }
+    int64_t held() const { return count + (gate != nullptr); }  // spans at the chunk's start
 
     float *take_matrix(C &c) { return spares ? spare[--spares] : c.new_matrix(arena); }
     void give_matrix(float *x) { spare[spares++] = x; }
@@ -116,9 +125,12 @@ template <class C> struct SpanHead {
     void chunk(C &c, int64_t begin) {
         sound = sound && c.finite;
         if (routing) routing->begin(c);
+        if (gate) sound = gate->begin(c, !count) && sound;
         const int64_t after = weigh(c, begin);
+        float *newest = count ? weight + (count - 1) * CHUNK : nullptr;
+        if (gate) gate->soften(c.m, newest, weight_own, weight + count * CHUNK);
         c.own(weight_own);
-        for (int64_t i = 0; i < count; ++i)
+        for (int64_t i = 0; i < held(); ++i)
             for (int64_t t = 0; t < c.m; t += LANES)
                 store(weight + i * CHUNK + t, load(weight + i * CHUNK + t) * load(c.E + t));
         read(c);
@@ -130,6 +142,7 @@ template <class C> struct SpanHead {
     // The weight of every state and token at every time of the chunk; returns how many states there are at its end.
     int64_t weigh(C &c, int64_t begin) {
         int64_t alive = count;
+        float *own = gate ? gate->hard() : weight_own;
         for (int64_t i = 0; i < count; ++i) slot[i] = int32_t(i);
         for (int64_t t = 0; t < c.m; ++t) {
             const int64_t at = (c.first + t) * args.heads + h;
@@ -141,7 +154,7 @@ template <class C> struct SpanHead {
             if (routing) routing->add(c, alive - 1, t, opens);
             fill_table(c, t, at, alive);
             for (int64_t i = 0; i < count; ++i) weight[i * CHUNK + t] = table[slot[i]];
-            for (int64_t s = 0; s <= t; ++s) weight_own[s * CHUNK + t] = table[slot_own[s]];
+            for (int64_t s = 0; s <= t; ++s) own[s * CHUNK + t] = table[slot_own[s]];
             if constexpr (C::backward) remember_slots(t, alive);
         }
         return alive;
@@ -155,12 +168,21 @@ template <class C> struct SpanHead {
 
     // Gradients of lam, and of what routes: what all tokens and states of a slot say about its weight.
     void learn(C &c) {
+        c.states = c.states < held() ? held() : c.states;
+        for (int64_t i = 0; i < held(); ++i)
+            for (int64_t t = 0; t < c.m; t += LANES)
+                store(c.d_weight + i * CHUNK + t, load(c.d_weight + i * CHUNK + t) * load(c.E + t));
+        const float *d_own = c.d_own;
+        if (gate) {
+            float *pending = c.d_weight + count * CHUNK, *newest = count ? pending - CHUNK : nullptr;
+            gate->harden(c.m, c.d_own, pending, newest, c.d_gate + c.token[0]);
+            d_own = gate->d_hard();
+        }
         for (int64_t t = 0; t < c.m; ++t) {
             const int64_t alive = alive_at[t];
             for (int64_t i = 0; i < alive; ++i) d_table[i] = 0;
             for (int64_t i = 0; i < count; ++i) d_table[slots[i * CHUNK + t]] += c.d_weight[i * CHUNK + t];
-            for (int64_t i = 0; i < alive; ++i) d_table[i] *= c.E[t];
-            for (int64_t s = 0; s <= t; ++s) d_table[slots_own[s * CHUNK + t]] += c.d_own[s * CHUNK + t];
+            for (int64_t s = 0; s <= t; ++s) d_table[slots_own[s * CHUNK + t]] += d_own[s * CHUNK + t];
             if (routing) learn_routes(c, t, alive);
             float *d = c.d_lam(t);
             for (int64_t i = 0; i < alive; ++i) d[column(i, alive)] += d_table[i];
@@ -205,36 +227,38 @@ template <class C> struct SpanHead {
     }
 
     void read(C &c) {
-        for (int64_t i = 0; i < count; ++i) many[i] = spans[i].rows;
-        c.read_rows(loose(0), many, count, weight, arena);
-        for (int64_t i = 0; i < count; ++i)
+        for (int64_t i = 0; i < held(); ++i) many[i] = spans[i].rows;
+        c.read_rows(loose(0), many, held(), weight, arena);
+        for (int64_t i = 0; i < held(); ++i)
             if (spans[i].matrix) c.read(spans[i].matrix, weight + i * CHUNK, spans[i].factor, i);
     }
 
-    Rows loose(int64_t row) const { return {keys + row * dk, dk, values + row * dvp, coefficient + row, token + row}; }
+    Rows loose(int64_t row) const {
+        return {keys + row * dk, dk, values + row * dvp, coefficient + row, token + row, sway ? sway + row : nullptr};
+    }
 
     // Put together what has become one state, at the chunk's end.
     void settle(C &c, int64_t begin, int64_t after) {
         const float fade = c.E[c.m - 1];
         for (int64_t r = 0; r < rows; ++r) coefficient[r] *= fade;
-        for (int64_t j = 0; j < after; ++j) {
-            Span &made = live[j];
-            made.matrix = nullptr, made.factor = 0, made.rows = 0, made.start = NOBODY;
-        }
-        for (int64_t i = 0; i < count; ++i) join(c, live[slot[i]], spans[i], fade);
+        const int64_t made_spans = after + (gate != nullptr);
+        for (int64_t j = 0; j < made_spans; ++j) live[j] = {nullptr, 0, NOBODY, 0};
+        const bool lifted = gate && settle_gate(c, after);
+        for (int64_t i = 0; i < held(); ++i) join(c, live[slot[i]], spans[i], fade);
         int64_t s = 0, row = 0, kept = 0;
-        for (int64_t j = 0; j < after; ++j) {
+        for (int64_t j = 0; j < made_spans; ++j) {
             Span &made = live[j];
             const int64_t own = s;
             while (s < c.m && slot_own[s] == j) ++s;
-            if (made.start == NOBODY) made.start = int32_t(begin + own);
-            const int64_t loose = made.rows + s - own, first = row;
+            if (made.start == NOBODY && j < after) made.start = int32_t(begin + own);
+            if (lifted && j == slot[count]) row += CHUNK;
+            const int64_t owned = gate ? gate->take(j, c.m) : s - own, loose = made.rows + owned, first = row;
             row += made.rows;
             if (made.matrix ? loose >= args.most_loose : loose > args.longest_short) {
-                fold(c, made, first, own, s - own);
+                fold(c, made, first, own, owned);
             } else {
                 kept = keep_rows(first, made.rows, kept);
-                if (s > own) kept = keep_own(c, own, s - own, kept);
+                if (owned) kept = gate ? keep_parts(c, kept) : keep_own(c, own, owned, kept);
                 made.rows = loose;
             }
             if (arena.failed) return;
@@ -244,6 +268,17 @@ template <class C> struct SpanHead {
         count = after;
         Span *swap = spans;
         spans = live, live = swap;
+    }
+
+    // Where the parts of the chunk's tokens go, and what was pending. Tokens that go to the state that was the newest
+    // come before rows that were pending, if these are not its own by now: such rows make way, which is returned.
+    bool settle_gate(C &c, int64_t after) {
+        const int32_t newest = count ? slot[count - 1] : 0;
+        slot[count] = gate->settle(c.m, slot_own, c.own_rows(0).coefficient, newest, after);
+        const int64_t waiting = spans[count].rows;
+        if (!waiting || slot[count] == newest) return false;
+        keep_rows(rows - waiting, waiting, rows - waiting + CHUNK);
+        return true;
     }
 
     void join(C &c, Span &made, const Span &old, float fade) {
@@ -271,7 +306,8 @@ template <class C> struct SpanHead {
             c.fold(made.matrix, made.factor, fresh, made.rows, loose(row));
             fresh = false, made.factor = 1;
         }
-        if (owned) c.fold(made.matrix, made.factor, fresh, owned, c.own_rows(own));
+        if (owned && gate) keep_parts(c, most);
+        if (owned) c.fold(made.matrix, made.factor, fresh, owned, gate ? loose(most) : c.own_rows(own));
         made.factor = 1, made.rows = 0;
     }
 
@@ -281,6 +317,7 @@ template <class C> struct SpanHead {
             memmove(keys + to * dk, keys + from * dk, many * dk * 4);
             memmove(values + to * dvp, values + from * dvp, many * dvp * 4);
             memmove(coefficient + to, coefficient + from, many * 4), memmove(token + to, token + from, many * 4);
+            if (sway) memmove(sway + to, sway + from, many * 4);
         }
         return to + many;
     }
@@ -290,6 +327,21 @@ template <class C> struct SpanHead {
         memcpy(values + to * dvp, c.V + s * dvp, many * dvp * 4);
         memcpy(coefficient + to, c.tail + s, many * 4);
         return to + many;
+    }
+
+    // The same of both parts of tokens, as the gate has taken them.
+    int64_t keep_parts(C &c, int64_t to) {
+        const Rows own = c.own_rows(0);
+        for (int part = 0; part < 2; ++part)
+            for (int64_t s = gate->since[part]; s < gate->to[part]; ++s) {
+                if (gate->share(part, s) == 0) continue;
+                memcpy(keys + to * dk, own.keys + s * own.stride, dk * 4);
+                memcpy(values + to * dvp, own.values + s * dvp, dvp * 4);
+                coefficient[to] = gate->coefficient[part][s], token[to] = own.token[s];
+                if (sway) sway[to] = gate->sway[part][s];
+                ++to;
+            }
+        return to;
     }
 
     void finish(C &c) {
