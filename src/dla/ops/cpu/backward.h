@@ -67,9 +67,11 @@ struct BackChunk : Chunk {
     int64_t states = 0;  // of d_weight that are not zero
     Scratch loose_d, loose_T;
     double *net;         // [length]
+    double *d_gate = nullptr;  // [length] gradients of the soft gate p, times p (1 - p): nothing has to be divided by p
+    double *d_sums = nullptr;  // [length + 1][dk] whose running sums are gradients of keys, by way of sums of them
     int64_t offset = 0;  // of the sequence
     List<Event> events;
-    List<float> weights, coefficients;
+    List<float> weights, coefficients, sways;
     List<int32_t> tokens;
     List<int64_t> ends;      // of each chunk's events
     List<float *> matrices;  // all there are
@@ -82,6 +84,8 @@ struct BackChunk : Chunk {
         A = zeros(CHUNK * CHUNK), d_own = arena.floats(CHUNK * CHUNK), T = arena.floats(CHUNK * wide);
         dQ = arena.floats(dkp * CHUNK), X = arena.floats(dkp * CHUNK), d_weight = zeros(most * CHUNK);
         net = (double *)zeros(2 * args.length[n]), offset = args.offset[n];
+        if (args.gate) d_gate = (double *)zeros(2 * args.length[n]);
+        if (args.route) d_sums = (double *)zeros(2 * (args.length[n] + 1) * dk);
         for (int i = 0; i < LANES; ++i) lane[i] = i;
     }
     float *zeros(int64_t n) {
@@ -94,6 +98,7 @@ struct BackChunk : Chunk {
     float *d_q(int64_t t) const { return back.d_q + ((part * args.tokens + offset + t) * args.key_heads + key_head) * dk; }
     float *d_k(int64_t t) const { return back.d_k + ((part * args.tokens + offset + t) * args.key_heads + key_head) * dk; }
     float *d_v(int64_t t) const { return back.d_v + ((offset + t) * args.heads + h) * dv; }
+    float *d_route(int64_t t) const { return back.d_route + (first + t) * args.heads + h; }
     float *d_lam(int64_t t) const { return back.d_lam + ((first + t) * args.heads + h) * args.width; }
 
     // --- the walk forward
@@ -178,6 +183,12 @@ struct BackChunk : Chunk {
         for (int64_t t = 0; t < m; ++t) d[t] += factor * dot[t], net[token[t]] += w[t] * dot[t];
     }
 
+    // What is read of a row of a token, over all times.
+    void is_read(int64_t which, double all, float sway) {
+        net[which] -= all;
+        if (d_gate) d_gate[which] += sway * all;
+    }
+
     void read_rows(const Rows &rows, const int64_t *many, int64_t count, const float *weight, Arena &) {
         const int64_t total_rows = sum_of(many, count), wide = dkp > dvp ? dkp : dvp;
         if (!total_rows || !loose.fit(total_rows * CHUNK, arena) || !loose_d.fit(total_rows * CHUNK, arena)) return;
@@ -196,9 +207,9 @@ struct BackChunk : Chunk {
                     store(d + r * CHUNK + t, dp * w);
                     store(d_weight + i * CHUNK + t, load(d_weight + i * CHUNK + t) + dp * x);
                     const Ints here = lane + int32_t(t) < int32_t(m);
-                    if (args.g) note((Vec)((Ints)(dp * x * w) & here), reads + t, read);
+                    if (args.g || rows.sway) note((Vec)((Ints)(dp * x * w) & here), reads + t, read);
                 }
-                if (args.g && rows.token[r] >= 0) net[rows.token[r]] -= total(read);
+                if (rows.token[r] >= 0) is_read(rows.token[r], total(read), rows.sway ? rows.sway[r] : 0);
             }
         states = count < states ? states : count;
         for (int64_t t = 0; t < m; ++t) net[token[t]] += reads[t];
@@ -243,10 +254,11 @@ struct BackChunk : Chunk {
         Chunk::fold(matrix, fade, fresh, many, rows);
         Event *event = events.add(1, arena);
         int32_t *which = tokens.add(many, arena);
-        float *by = coefficients.add(many, arena);
-        if (!event || !which || !by) return;
+        float *by = coefficients.add(many, arena), *sway = rows.sway ? sways.add(many, arena) : by;
+        if (!event || !which || !by || !sway) return;
         *event = {Event::fold, matrix, nullptr, fresh ? 0 : fade, 0, tokens.count - many, many};
         memcpy(which, rows.token, many * 4), memcpy(by, rows.coefficient, many * 4);
+        if (rows.sway) memcpy(sway, rows.sway, many * 4);
     }
 
     // --- the walk backward
@@ -291,12 +303,14 @@ struct BackChunk : Chunk {
     void unfold(float *d, const Event &event) {
         for (int64_t done = 0; done < event.many; done += CHUNK) {
             const int64_t n = event.many - done < CHUNK ? event.many - done : CHUNK;
-            unfold_rows(d, n, tokens.items + event.at + done, coefficients.items + event.at + done);
+            unfold_rows(d, n, event.at + done);
         }
         for (int64_t i = 0; event.a != 1 && i < dk * dvp; i += LANES) store(d + i, load(d + i) * event.a);
     }
 
-    void unfold_rows(const float *d, int64_t n, const int32_t *which, const float *coefficient) {
+    void unfold_rows(const float *d, int64_t n, int64_t at) {
+        const int32_t *which = tokens.items + at;
+        const float *coefficient = coefficients.items + at, *sway = d_gate ? sways.items + at : nullptr;
         float *values = V, *turned = DT, *keys = Qr;  // the walk forward is over: its scratch is free
         for (int64_t r = 0; r < n; ++r) {
             const int64_t from = offset + (which[r] < 0 ? 0 : which[r]);
@@ -313,7 +327,8 @@ struct BackChunk : Chunk {
         for (int64_t r = 0; r < n; ++r) {
             if (which[r] < 0) continue;
             add_row(d_k(which[r]), coefficient[r], T + r * dkp, dk);
-            if (args.g) net[which[r]] -= double(coefficient[r]) * dot(T + r * dkp, keys + r * dkp, dk);
+            if (!args.g && !sway) continue;
+            is_read(which[r], double(coefficient[r]) * dot(T + r * dkp, keys + r * dkp, dk), sway ? sway[r] : 0);
         }
     }
 
@@ -322,6 +337,16 @@ struct BackChunk : Chunk {
         for (int64_t t = length; t-- > 0;) {
             sum += net[t];
             if (back.d_g) back.d_g[(offset + t) * args.heads + h] = float(sum);
+        }
+        for (int64_t t = 0; d_gate && t < length; ++t) {
+            const int64_t at = (offset + t) * args.heads + h;
+            const double p = args.gate[at], slope = p * (1 - p);
+            back.d_gate[at] = slope == 0 ? 0 : float(d_gate[t] / slope);
+        }
+        for (int64_t t = 0; d_sums && t < length; ++t) {
+            double *here = d_sums + t * dk;
+            for (int64_t d = 0; t && d < dk; ++d) here[d] += here[d - dk];
+            for (int64_t d = 0; d < dk; ++d) d_k(t)[d] += float(here[d]);
         }
     }
 };

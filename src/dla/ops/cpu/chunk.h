@@ -159,6 +159,7 @@ struct Rows {
     int64_t stride;
     const float *values, *coefficient;
     const int32_t *token;  // from the sequence's first; below zero: carried in
+    const float *sway = nullptr;  // how each changes with the soft gate (see gate.h), where gradients of that are wanted
 };
 
 // One head's chunk: scratch, and the steps that every memory takes. A memory is written for any kind of chunk: this one
