@@ -21,7 +21,7 @@ ROUTED = 4e-6  # the same with routed reads: an error of a cosine, times the sha
 def kernel_cases(count: int, seed: int = 0, **fixed: Any) -> list[Case]:
     """Seeded draws from all that the kernels carry."""
     draw, cases = random.Random(seed), []
-    carried = {"mode": ("plain", "decay"), "soft": (False,), "merge": ("density",)}
+    carried = {"mode": ("plain", "decay"), "merge": ("density",)}
     for _ in range(count):
         values = {name: draw.choice(carried.get(name, options)) for name, options in VALUES.items()}
         values["block"] = draw.choice((None, None, None, 3))
