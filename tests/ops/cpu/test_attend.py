@@ -174,7 +174,6 @@ def test_auto_takes_the_kernels() -> None:
 
 REASONS = {
     "float64": (dict, {}, "float64"),
-    "beta gradient": (lambda x: x | {"beta": torch.rand_like(x["g"]).requires_grad_()}, {}, "delta rule"),
     "soft": (dict, {"temperature": 0.1}, "soft gate"),
     "routed gradient": (lambda x: x | {"v": x["v"].requires_grad_(), "route": torch.ones(2)}, {}, "routed reads"),
 }

@@ -29,8 +29,8 @@ class AttendArgs(Arguments):
         "memory tokens sequences heads key_heads dk dv q_stride k_stride v_stride width recency threads carried states "
         "longest_short most_loose pool_matrices pool_rows places_room final_room",
         "scale",
-        "offset length position origin q k v lam g route beta death initial_death initial initial_keys matrix factor rows "
-        "places row_keys row_values row_coefficient o final final_keys final_matrix final_factor final_rows "
+        "offset length position origin q k v lam g route beta death initial_death initial initial_keys matrix factor "
+        "rows places row_keys row_values row_coefficient o final final_keys final_matrix final_factor final_rows "
         "final_row_keys final_row_values final_row_coefficient",
     )
 
@@ -39,8 +39,6 @@ def unable(problem: Problem) -> str | None:
     """Why these kernels cannot run a problem."""
     if problem.needs_gradient and problem.routed:
         return "the C++ kernels have no backward pass of routed reads yet"
-    if problem.needs_gradient and problem.beta is not None:
-        return "the C++ kernels have no backward pass of the delta rule (beta) yet"
     return binding.unable(problem)
 
 

@@ -105,7 +105,7 @@ template <class C> struct SpanHead {
         memcpy(keys + rows * dkp, args.row_keys + from * dk, dk * 4);
         memset(values + rows * dvp, 0, dvp * 4);
         memcpy(values + rows * dvp, args.row_values + from * args.dv, args.dv * 4);
-        token[rows] = -1;
+        token[rows] = int32_t(-1 - rows);
         coefficient[rows++] = args.row_coefficient[from];
     }
 
@@ -145,7 +145,8 @@ template <class C> struct SpanHead {
             for (int64_t t = 0; t < c.m; t += LANES)
                 store(weight + i * CHUNK + t, load(weight + i * CHUNK + t) * load(c.E + t));
         read(c);
-        if constexpr (C::backward) learn(c);
+        if constexpr (C::backward)
+            if (c.learns) learn(c);
         c.spread();
         settle(c, begin, after);
     }
@@ -365,6 +366,17 @@ template <class C> struct SpanHead {
         memcpy(values + to * dvp, c.V + s * dvp, many * dvp * 4);
         memcpy(coefficient + to, c.tail + s, many * 4);
         return to + many;
+    }
+
+    // All that a chunk changes, without routed reads, piece by piece: visit(where it is, bytes).
+    template <class Visit> void remember(C &, Visit &visit) {
+        visit(&count, sizeof count), visit(&rows, sizeof rows), visit(&spares, sizeof spares);
+        visit(&sound, sizeof sound), visit(&spans, sizeof spans), visit(&live, sizeof live);
+        visit(spans, count * sizeof(Span)), visit(spare, spares * sizeof(float *));
+        visit(keys, rows * dkp * 4), visit(values, rows * dvp * 4);
+        visit(coefficient, rows * 4), visit(token, rows * 4);
+        for (int64_t i = 0; i < count; ++i)
+            if (spans[i].matrix) visit(spans[i].matrix, dk * dvp * 4);
     }
 
     void finish(C &c) {
