@@ -52,7 +52,7 @@ struct BackwardArgs {
     const float *d_o;          // [tokens, H, dv]
     float *d_q, *d_k;          // [parts, tokens, Hk, dk], zero; the sums are in the first part then
     float *d_v, *d_lam;        // [tokens, H, ...], zero
-    float *d_g;                // [tokens, H], or null
+    float *d_g, *d_beta;       // [tokens, H], or null
     float *d_route;            // [tokens, H] if there is a sharpness, zero
     float *d_gate;             // [tokens, H] if there is a soft gate
 };

@@ -4,6 +4,7 @@
 #include "decide.h"
 #include "decode.h"
 #include "delta.h"
+#include "delta_backward.h"
 #include "spans.h"
 
 namespace {
@@ -31,6 +32,7 @@ bool attend(const AttendArgs &args, int64_t n, int64_t h, int64_t heads, const f
 }
 
 bool backward(const BackwardArgs &args, int64_t n, int64_t h, int64_t heads, int64_t part, const float *shared) {
+    if (args.attend->beta) return delta_backward(args, n, h, heads, part, shared);
     switch (args.attend->memory) {
         case Memory::single: return walk_back<SingleHead<BackChunk>>(args, n, h, heads, part, shared);
         case Memory::log_linear: return walk_back<LevelHead<BackChunk>>(args, n, h, heads, part, shared);

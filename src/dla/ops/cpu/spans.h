@@ -108,7 +108,7 @@ template <class C> struct SpanHead {
         memcpy(keys + rows * dkp, args.row_keys + from * dk, dk * 4);
         memset(values + rows * dvp, 0, dvp * 4);
         memcpy(values + rows * dvp, args.row_values + from * args.dv, args.dv * 4);
-        token[rows] = -1;
+        token[rows] = int32_t(-1 - rows);
         coefficient[rows++] = args.row_coefficient[from];
     }
 
@@ -126,6 +126,8 @@ template <class C> struct SpanHead {
 
     void chunk(C &c, int64_t begin) {
         sound = sound && c.finite;
+        if constexpr (C::backward)
+            if (routing) routing->history->learns = c.learns;
         if (routing) routing->begin(c);
         if (gate) sound = gate->begin(c, !count) && sound;
         const int64_t after = weigh(c, begin);
@@ -136,7 +138,8 @@ template <class C> struct SpanHead {
             for (int64_t t = 0; t < c.m; t += LANES)
                 store(weight + i * CHUNK + t, load(weight + i * CHUNK + t) * load(c.E + t));
         read(c);
-        if constexpr (C::backward) learn(c);
+        if constexpr (C::backward)
+            if (c.learns) learn(c);
         c.spread();
         settle(c, begin, after);
     }
@@ -350,6 +353,19 @@ template <class C> struct SpanHead {
                 ++to;
             }
         return to;
+    }
+
+    // All that a chunk changes, piece by piece: visit(where it is, bytes).
+    template <class Visit> void remember(C &, Visit &visit) {
+        visit(&count, sizeof count), visit(&rows, sizeof rows), visit(&spares, sizeof spares);
+        visit(&sound, sizeof sound), visit(&spans, sizeof spans), visit(&live, sizeof live);
+        visit(spans, held() * sizeof(Span)), visit(spare, spares * sizeof(float *));
+        visit(keys, rows * dkp * 4), visit(values, rows * dvp * 4);
+        visit(coefficient, rows * 4), visit(token, rows * 4);
+        if (sway) visit(sway, rows * 4);
+        for (int64_t i = 0; i < held(); ++i)
+            if (spans[i].matrix) visit(spans[i].matrix, dk * dvp * 4);
+        if (routing) routing->remember(visit);
     }
 
     void finish(C &c) {
