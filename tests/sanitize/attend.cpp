@@ -190,6 +190,7 @@ const std::vector<Hostile> HOSTILE = {  // all of them must be refused
     {"no start at all", [](Call &c) { for (auto *x : {&c.death, &c.initial_death}) for (int32_t &e : *x) e = -1; }},
     {"a start that ends before it begins",
      [](Call &c) { for (size_t i = 2; i < c.death.size(); ++i) c.death[i] = c.death[i] < 0 ? -1 : 0; }},
+    {"an oldest start that ends", [](Call &c) { for (int32_t *ends = &c.initial_death[0]; *ends == ALIVE;) *ends = 5; }},
     {"a soft gate with states", [](Call &c) { c.args.gate = c.route.data(); }},
     {"a start at every token", [](Call &c) { for (int32_t &ends : c.death) ends = ALIVE; }},
 };

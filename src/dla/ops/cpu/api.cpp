@@ -126,18 +126,20 @@ bool held(const AttendArgs &a, int64_t n, int64_t h) {
     return !a.final || a.final_room >= std::min(short_ones, a.length[n]) + rows;
 }
 
-// Whether the lifetimes of a head never have more states than there is room for, begin with one, and end after they began.
+// Whether the lifetimes of a head never have more states than there is room for, and begin with one; a start ends after
+// it began, and the oldest never.
 bool lives(const AttendArgs &a, int64_t n, int64_t h) {
     const int64_t length = a.length[n];
     int64_t alive = 0;
     for (int64_t i = 0; i < a.carried; ++i) alive += a.initial_death[(n * a.heads + h) * a.carried + i] >= 0;
     int8_t *ending = (int8_t *)calloc(length + 1, 1);
     if (!ending) return false;
-    bool good = true;
+    bool good = true, oldest = true;
     auto note = [&](int32_t death, int64_t start) {
         const int64_t step = death - a.origin[n];
-        if (death < 0 || death == ALIVE || step < 0 || step >= length) return;
-        ending[step] = 1, good = good && step > start;
+        const bool ends = death >= 0 && death != ALIVE && step >= 0 && step < length;
+        if (ends) ending[step] = 1, good = good && step > start && !oldest;
+        oldest = oldest && death < 0;
     };
     for (int64_t i = 0; i < a.carried; ++i) note(a.initial_death[(n * a.heads + h) * a.carried + i], -1);
     for (int64_t t = 0; t < length; ++t) note(a.death[(a.offset[n] + t) * a.heads + h], t);

@@ -8,7 +8,9 @@
 //
 // Decays: what token s gives to query t has the factor exp(g_(s+1) + ... + g_t). If x[t][s] is what that pair adds to
 // the loss, to first order, the gradient of g_u is the sum of x[t][s] over s < u <= t: a running sum, from the end, of
-// what each token reads less what is read of it (`net`).
+// what each token reads less what is read of it (`net`). With a soft gate, what is read of a token's two parts also says
+// how the loss changes with its gate (`d_gate`); with routed reads, what the weights say about sums of keys goes to all
+// tokens of a state (`d_sums`).
 #pragma once
 #include "attend.h"
 #include "rows.h"

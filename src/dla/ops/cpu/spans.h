@@ -3,7 +3,8 @@
 // A state is a span of tokens: factor * matrix, for the tokens that have been folded, plus loose rows, tokens whose keys
 // and values are kept as they came, each with its decay. Short states have no matrix at all. Inside a chunk nothing is
 // merged: the states at its beginning and its own tokens are read one by one, each with the weight of the slot that it
-// has at that time, and what belongs together at the chunk's end is put together there.
+// has at that time, and what belongs together at the chunk's end is put together there. With a soft gate a token is two
+// rows, one of them in the span of what is pending, which becomes a state at the next boundary.
 #pragma once
 #include "chunk.h"
 #include "gate.h"
@@ -131,6 +132,7 @@ template <class C> struct SpanHead {
         if (routing) routing->begin(c);
         if (gate) sound = gate->begin(c, !count) && sound;
         const int64_t after = weigh(c, begin);
+        if (arena.failed) return;
         float *newest = count ? weight + (count - 1) * CHUNK : nullptr;
         if (gate) gate->soften(c.m, newest, weight_own, weight + count * CHUNK);
         c.own(weight_own);
@@ -377,7 +379,7 @@ template <class C> struct SpanHead {
             args.final_rows[at + j] = s.rows;
             if (s.matrix) c.save_matrix(s.matrix, args.final + (at + j) * dk * args.dv);
             if (s.matrix) args.final_factor[at + j] = s.factor;
-            for (int64_t d = 0; args.final_keys && d < dk; ++d)
+            for (int64_t d = 0; routing && args.final_keys && d < dk; ++d)
                 args.final_keys[(at + j) * dk + d] = float(routing->held[j].keys[d]);
         }
         if (rows) memcpy(args.final_row_coefficient + head, coefficient, rows * 4);
