@@ -1,4 +1,4 @@
-// Drives outputs and final states: random calls, compared with all pairs of tokens, and hostile ones.
+// Drives outputs, final states and gradients: random calls, compared with all pairs of tokens, and hostile ones.
 #include <cmath>
 #include <cstring>
 
@@ -6,6 +6,7 @@
 #include "drive.h"
 
 extern "C" int64_t dla_attend(const AttendArgs *);
+extern "C" int64_t dla_backward(const BackwardArgs *);
 
 namespace {
 
@@ -14,7 +15,7 @@ struct Call {
     AttendArgs args;
     std::vector<int64_t> offset, length, position, origin;
     std::vector<int64_t> rows, final_rows;
-    std::vector<float> q, k, v, lam, g, route, initial, initial_keys, o, final, final_keys;
+    std::vector<float> q, k, v, lam, g, route, beta, initial, initial_keys, o, final, final_keys;
     std::vector<float> factor, row_keys, row_values, row_coefficient;
     std::vector<float> final_factor, final_row_keys, final_row_values, final_row_coefficient;
     std::vector<int32_t> death, initial_death, matrix, places, final_matrix;
@@ -27,6 +28,7 @@ struct Call {
         a.offset = offset.data(), a.length = length.data(), a.position = position.data(), a.origin = origin.data();
         a.q = q.data(), a.k = k.data(), a.v = v.data(), a.o = o.data(), a.death = death.data();
         a.lam = maybe(lam), a.g = maybe(g), a.route = maybe(route), a.initial = maybe(initial);
+        a.beta = maybe(beta);
         a.initial_keys = maybe(initial_keys), a.initial_death = initial_death.data();
         a.final = const_cast<float *>(maybe(final)), a.final_keys = const_cast<float *>(maybe(final_keys));
         a.matrix = matrix.data(), a.factor = factor.data(), a.rows = rows.data(), a.places = places.data();
@@ -110,6 +112,18 @@ void want_state(Call &call) {
     call.final_row_coefficient.assign(rows, 0);
 }
 
+// Steps of the delta rule: beta |k|^2 from 0 to 2.
+void fill_steps(Draw &draw, Call &call) {
+    const AttendArgs &a = call.args;
+    call.beta.resize(a.tokens * a.heads);
+    for (int64_t i = 0; i < a.tokens * a.heads; ++i) {
+        const float *k = &call.k[i / a.heads * a.k_stride + i % a.heads / (a.heads / a.key_heads) * a.dk];
+        double square = 1e-3;
+        for (int64_t d = 0; d < a.dk; ++d) square += double(k[d]) * k[d];
+        call.beta[i] = float(draw.whole(0, 20) / 10.0 / square);
+    }
+}
+
 Call random_call(Draw &draw, bool carries) {
     Call call;
     AttendArgs &a = call.args;
@@ -126,6 +140,7 @@ Call random_call(Draw &draw, bool carries) {
     fill(draw, call.q, a.tokens * a.q_stride), fill(draw, call.k, a.tokens * a.k_stride);
     fill(draw, call.v, a.tokens * a.v_stride), call.o.assign(places * a.dv, NAN);
     if (draw.chance(0.5)) fill(draw, call.g, places, 0.05, -0.1);
+    if (draw.chance(0.5)) fill_steps(draw, call);
     if (a.memory != Memory::single) a.width = draw.whole(1, 10), fill(draw, call.lam, places * a.width, 0.3, 1);
     if (carries && a.memory == Memory::dynamic && draw.chance(0.5)) fill(draw, call.route, places, 0.1, 2);
     a.states = a.memory == Memory::single ? 1 : a.memory == Memory::dynamic ? draw.whole(2, 5) : 9;
@@ -159,18 +174,27 @@ double weight(const Call &call, int64_t n, int64_t h, int64_t t, int64_t s) {
 void compare(const Call &call, int64_t n, int64_t h) {
     const AttendArgs &a = call.args;
     const int64_t key = h / (a.heads / a.key_heads);
+    std::vector<std::vector<double>> keys;  // of all tokens so far, as they have become
     for (int64_t t = 0; t < call.length[n]; ++t) {
         std::vector<double> o(a.dv, 0);
-        const float *q = &call.q[(call.offset[n] + t) * a.q_stride + key * a.dk];
-        double decay = 0, size = 0;
+        const int64_t now = call.offset[n] + t;
+        const float *q = &call.q[now * a.q_stride + key * a.dk], *k = &call.k[now * a.k_stride + key * a.dk];
+        const double fade = call.g.empty() ? 1 : std::exp(call.g[now * a.heads + h]);
+        const double step = call.beta.empty() ? 0 : call.beta[now * a.heads + h];
+        for (std::vector<double> &old : keys) {
+            double there = 0;
+            for (int64_t i = 0; i < a.dk; ++i) there += k[i] * old[i];
+            for (int64_t i = 0; i < a.dk; ++i) old[i] = fade * (old[i] - step * there * k[i]);
+        }
+        keys.emplace_back(k, k + a.dk);
+        for (double &x : keys.back()) x *= call.beta.empty() ? 1 : step;
+        double size = 0;
         for (int64_t s = t; s >= 0; --s) {
-            const int64_t at = call.offset[n] + s;
-            const float *k = &call.k[at * a.k_stride + key * a.dk];
-            double product = 0;
-            for (int64_t i = 0; i < a.dk; ++i) product += double(q[i]) * k[i];
-            product *= a.scale * weight(call, n, h, t, s) * std::exp(decay), size += std::fabs(product);
-            for (int64_t j = 0; j < a.dv; ++j) o[j] += product * call.v[at * a.v_stride + h * a.dv + j];
-            if (!call.g.empty()) decay += call.g[at * a.heads + h];
+            double product = 0, length = 0;
+            for (int64_t i = 0; i < a.dk; ++i) product += q[i] * keys[s][i], length += std::fabs(q[i] * keys[s][i]);
+            const double by = a.scale * weight(call, n, h, t, s);
+            size += std::fabs(by) * length;
+            for (int64_t j = 0; j < a.dv; ++j) o[j] += by * product * call.v[(call.offset[n] + s) * a.v_stride + h * a.dv + j];
         }
         for (int64_t j = 0; j < a.dv; ++j) {
             const float found = call.o[((call.offset[n] + t) * a.heads + h) * a.dv + j];
@@ -241,11 +265,60 @@ const Test valid("attend: random calls, against all pairs of tokens", [](Draw &d
     }
 });
 
+// Gradients by the C interface: arrays exactly as long as they have to be.
+struct Gradients {
+    BackwardArgs args;
+    std::vector<float> d_o, q, k, v, lam, g, beta;
+
+    Gradients(Draw &draw, Call &call) {
+        std::memset(&args, 0, sizeof args);
+        const AttendArgs &a = call.args;
+        args.attend = &a, args.parts = draw.whole(1, a.heads / a.key_heads);
+        fill(draw, d_o, a.tokens * a.heads * a.dv);
+        q.assign(args.parts * a.tokens * a.key_heads * a.dk, 0), k = q, v.assign(d_o.size(), 0);
+        lam.assign(call.lam.size(), 0), g.assign(call.g.size(), 0), beta.assign(call.beta.size(), NAN);
+        args.d_o = d_o.data(), args.d_q = q.data(), args.d_k = k.data(), args.d_v = v.data(), args.d_lam = lam.data();
+        args.d_g = g.empty() ? nullptr : g.data(), args.d_beta = beta.empty() ? nullptr : beta.data();
+    }
+};
+
+double inner(const std::vector<float> &a, const std::vector<float> &b, double &size) {
+    double total = 0;
+    for (size_t i = 0; i < a.size(); ++i) total += double(a[i]) * b[i], size += std::fabs(double(a[i]) * b[i]);
+    return total;
+}
+
+// Outputs are linear in the values, and in the weights: what both say about the loss is the loss.
+const Test gradients("attend: gradients of random calls", [](Draw &draw) {
+    for (int round = 0; round < 200; ++round) {
+        Call call = random_call(draw, false);
+        expect(call.run() == 0, "a valid call was refused");
+        Gradients found(draw, call);
+        expect(dla_backward(&found.args) == 0, "its gradients were refused");
+        for (float &x : call.o) x = x == x ? x : 0;  // tokens of no sequence
+        double size = 1;
+        const double loss = inner(found.d_o, call.o, size), of_values = inner(found.v, call.v, size);
+        expect(std::fabs(loss - of_values) <= 1e-5 * size, "memory %ld, values: %g instead of %g",
+               long(call.args.memory), of_values, loss);
+        const double of_weights = call.lam.empty() ? loss : inner(found.lam, call.lam, size);
+        expect(std::fabs(loss - of_weights) <= 1e-5 * size, "weights: %g instead of %g", of_weights, loss);
+        if (found.beta.empty() || !call.args.tokens) continue;
+        found.args.d_beta = nullptr;
+        expect(dla_backward(&found.args) > 0, "no place for the gradients of beta: not refused");
+    }
+    for (int round = 0; round < 100; ++round) {
+        Call call = random_call(draw, true);
+        if (!call.route.empty()) continue;
+        Gradients found(draw, call);
+        expect(dla_backward(&found.args) == 0, "gradients after a state were refused");
+    }
+});
+
 const Test carried("attend: random calls that carry states in and out, with odd numbers", [](Draw &draw) {
     const std::vector<float> odd = {NAN, INFINITY, -INFINITY, 1e38f, 1e-44f, 0};
     for (int round = 0; round < 300; ++round) {
         Call call = random_call(draw, true);
-        for (auto *array : {&call.q, &call.k, &call.v, &call.lam, &call.initial})
+        for (auto *array : {&call.q, &call.k, &call.v, &call.lam, &call.beta, &call.initial})
             while (!array->empty() && draw.chance(0.3)) (*array)[draw.whole(0, array->size() - 1)] = draw.of(odd);
         const int64_t answer = call.run();
         expect(answer == 0, "a call of memory %ld was refused: %ld", long(call.args.memory), long(answer));
