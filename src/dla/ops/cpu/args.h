@@ -63,7 +63,7 @@ struct DecideArgs {
     int64_t carried;      // states a head that the arrays of the carried memory have room for
     double tau, tie, first_score;
     const int64_t *offset, *length, *origin;  // [N]
-    const float *k, *v, *g;
+    const float *k, *v, *g, *beta;  // [tokens, Hk, dk], [tokens, H, dv], [tokens, H]; null where there is none
     const float *current;           // [N, H, dk, dv] the newest state carried in
     const int64_t *size0, *count0;  // [N, H], [N, H, carried]
     const double *info0;            // [N, H, carried]

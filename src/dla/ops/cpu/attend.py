@@ -37,6 +37,8 @@ class AttendArgs(Arguments):
 
 def unable(problem: Problem) -> str | None:
     """Why these kernels cannot run a problem."""
+    if problem.beta is not None:
+        return "the C++ kernels have no outputs with the delta rule (beta) yet"
     if problem.needs_gradient and problem.routed:
         return "the C++ kernels have no backward pass of routed reads yet"
     return binding.unable(problem)
