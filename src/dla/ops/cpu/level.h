@@ -85,8 +85,13 @@ double decode_norm(const DecodeArgs &args, int64_t n, int64_t h) {
     return args.stored == 4 ? DecodeHead<float>(args, n, h).measured() : DecodeHead<uint16_t>(args, n, h).measured();
 }
 
+void decode_settle(const DecodeArgs &args, int64_t n, int64_t h) {
+    if (args.stored == 4) DecodeHead<float>(args, n, h).settle();
+    else DecodeHead<uint16_t>(args, n, h).settle();
+}
+
 }  // namespace
 
 extern const Level DLA_TABLE;
-const Level DLA_TABLE = {shared_floats, attend_share, attend, backward,    decide_floats,
-                         decide_share,  decide,       decode, decode_fold, decode_norm};
+const Level DLA_TABLE = {shared_floats, attend_share, attend, backward,    decide_floats, decide_share,
+                         decide,        decode,       decode_fold, decode_norm, decode_settle};
