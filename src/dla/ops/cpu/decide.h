@@ -2,8 +2,8 @@
 //
 // The current state is norm * (carried * matrix + sum_s weight_s k_s row_s^T): what was current before the chunk is a
 // matrix, and the chunk's own tokens are rows. Keys and values are taken over their norms, and weights are relative to
-// the state's norm, which is kept apart: whatever the magnitudes, all numbers stay near one. What a row is depends on the
-// transition: the token's value (PlainHead below), or what the delta rule writes of it (DeltaHead in decide_delta.h).
+// the state's norm, which is kept apart: whatever the magnitudes, all numbers stay near one. What a row is depends on
+// the transition: the token's value (PlainHead below), or what the delta rule writes of it (decide_delta.h).
 #pragma once
 #include "chunk.h"
 
@@ -333,7 +333,8 @@ struct PlainHead : Deciding<PlainHead> {
     void started(int64_t) {}
     void folded() {}
 
-    // The products of token t with the chunk's tokens, each by its weight: zero weights count nothing, whatever they meet.
+    // The products of token t with the chunk's tokens, each by its weight: zero weights count nothing, whatever they
+    // meet.
     double product_with_state(int64_t t) {
         Vec total{};
         for (int64_t s = 0; s <= t; s += LANES) {

@@ -1,16 +1,18 @@
 // The first stage for one head with the delta rule, S <- e^g (I - beta k k^T) S + beta k v^T.
 //
-// In a state that began with a zero matrix this is S <- e^g S + k w^T with w = beta (v - e^g S^T k), so a token is still
-// one row of the current state: not its value, but what was new of it. S^T k is a sum over the rows since the state began
-// and, if that was before this chunk, a product with the matrix. The norm follows from the same numbers,
-// |S|^2 <- e^2g |S|^2 + 2 e^g (S^T k) . w + |k|^2 |w|^2, and is measured where little is left of what the rows add up to.
+// In a state that began with a zero matrix this is S <- e^g S + k w^T with w = beta (v - e^g S^T k), so a token is
+// still one row of the current state: not its value, but what was new of it. S^T k is a sum over the rows since the
+// state began and, if that was before this chunk, a product with the matrix. The norm follows from the same numbers,
+// |S|^2 <- e^2g |S|^2 + 2 e^g (S^T k) . w + |k|^2 |w|^2, and is measured where little is left of what there was.
 #pragma once
 #include "decide.h"
 
 namespace {
 
+constexpr double MOST_PARTS = 16;    // squares of what a state is the sum of, over its own, before it is measured
+constexpr double LEAST_LEFT = 1e-3;  // of a norm that is not measured yet
+
 struct DeltaHead : Deciding<DeltaHead> {
-    static constexpr double MOST_PARTS = 16, LEAST_LEFT = 1e-3;
     float *seen;              // [dvp] S^T k_t over the norms of both
     double beta[CHUNK];
     double parts = 1;         // squares of the norms of matrix and rows, over that of their sum
@@ -47,7 +49,8 @@ struct DeltaHead : Deciding<DeltaHead> {
     // Row t becomes `written` times the token's value without `erased` times what the state holds at its key, both over
     // the larger, which is returned.
     double write_row(int64_t t, double written, double erased) {
-        const double more = fabs(erased) > fabs(written) ? fabs(erased) : fabs(written), over = more == 0 ? 0 : 1 / more;
+        const double more = fabs(erased) > fabs(written) ? fabs(erased) : fabs(written);
+        const double over = more == 0 ? 0 : 1 / more;
         const float a = float(written * over), b = float(erased * over);
         for (int64_t j = 0; j < dvp; j += LANES)
             store(rows + t * dvp + j, load(unit + t * dvp + j) * a - load(seen + j) * b);
@@ -58,7 +61,8 @@ struct DeltaHead : Deciding<DeltaHead> {
         const double before = decay[t] * norm, written = beta[t] * keys.norm[t] * norm_v[t];
         if (norm == 0) memset(seen, 0, dvp * 4);
         const double row = write_row(t, written, beta[t] * keys.norm[t] * keys.norm[t] * before);
-        const double along = dot_of(rows + t * dvp, seen), square_of_row = row * row * dot_of(rows + t * dvp, rows + t * dvp);
+        const double along = dot_of(rows + t * dvp, seen);
+        const double square_of_row = row * row * dot_of(rows + t * dvp, rows + t * dvp);
         const double square = before * before + 2 * before * row * along + square_of_row;
         const double apart = parts * before * before + square_of_row;  // the parts, if they were at right angles
         double after = sqrt(square < LEAST_LEFT * LEAST_LEFT * apart ? LEAST_LEFT * LEAST_LEFT * apart : square);

@@ -2,7 +2,7 @@
 #pragma once
 #include "args.h"
 #include "attend.h"
-#include "decide.h"
+#include "decide_delta.h"
 #include "pending.h"
 #include "rows.h"
 
@@ -49,8 +49,8 @@ void fade_and_read(float *y, float s, const float *q, const float *k, const floa
 
 // The same with the delta rule: S = decay (S - beta k (k^T S)) (+ beta k v^T); `fit` is q . k
 template <int V, bool writes>
-INLINE void move_columns(float *y, float s, const float *q, const float *k, float fit, const float *v, float *S, float decay,
-                         float beta, int64_t dk, int64_t dv) {
+INLINE void move_columns(float *y, float s, const float *q, const float *k, float fit, const float *v, float *S,
+                         float decay, float beta, int64_t dk, int64_t dv) {
     Vec held[V] = {}, total[V] = {}, w[V];
     for (int64_t d = 0; d < dk; ++d)
 #pragma GCC unroll 4
@@ -145,7 +145,8 @@ template <class T> struct DecodeHead {
     DecodeHead(const DecodeArgs &args, int64_t sequence, int64_t head)
         : a(args), n(sequence), h(head), at(n * args.heads + head), dk(args.dk), dv(args.dv), K(args.states),
           q(args.q ? args.q + (n * args.key_heads + head * args.key_heads / args.heads) * args.dk : nullptr),
-          k(q ? args.k + (q - args.q) : nullptr), v(args.v ? args.v + at * args.dv : nullptr), matrix(args.matrix + at * K), place(args.places + at * args.places_room),
+          k(q ? args.k + (q - args.q) : nullptr), v(args.v ? args.v + at * args.dv : nullptr),
+          matrix(args.matrix + at * K), place(args.places + at * args.places_room),
           factor(args.factor + at * K), keys(args.key_sums ? args.key_sums + at * K * args.dk : nullptr),
           rows(args.rows + at * K), count(args.count + at * K), info(args.info + at * K), norm(args.norm[at]),
           pending(args, at) {
@@ -165,7 +166,7 @@ template <class T> struct DecodeHead {
 
     // false: no memory
     bool step() {
-        float *unit = (float *)malloc((dk + 2 * dv) * 4), *held = unit + dk + dv;  // the token over its norms; S^T k of it
+        float *unit = (float *)malloc((dk + 2 * dv) * 4), *held = unit + dk + dv;  // the token over its norms; its S^T k
         if (!unit) return false;
         const double decay = a.g ? exp(double(a.g[at])) : 1, beta = a.beta ? a.beta[at] : 1;
         const double norm_k = unit_of(k, dk, unit, dk), norm_v = unit_of(v, dv, unit + dk, dv);
@@ -235,11 +236,12 @@ template <class T> struct DecodeHead {
         if (norm < 0.25 * larger) norm = -1;  // what is left after tokens have cancelled is measured, in take_in
     }
 
-    // The same with the delta rule, of which the current state is a sum of rows along k (see decide_delta.h): this one is
-    // `written` times the unit value without `step` times what the state held.
+    // The same with the delta rule, by which the current state gets a row along k (see decide_delta.h): `written` times
+    // the unit value without `step` times what the state held.
     void join_by_delta(double decay, double written, double step, const float *unit_v, const float *held) {
         const double before = decay * norm, erased = step * before, over = norm == 0 ? 0 : 1 / norm;
-        const double larger = fabs(erased) > fabs(written) ? fabs(erased) : fabs(written), share = larger == 0 ? 0 : 1 / larger;
+        const double larger = fabs(erased) > fabs(written) ? fabs(erased) : fabs(written);
+        const double share = larger == 0 ? 0 : 1 / larger;
         double along = 0, square = 0;  // of the row over `larger`, with S^T k over its norm, and with itself
         for (int64_t j = 0; j < dv; ++j) {
             const float y = float(held[j] * over), x = float(written * share) * unit_v[j] - float(erased * share) * y;
@@ -249,7 +251,7 @@ template <class T> struct DecodeHead {
         const double after = before * before + 2 * before * larger * along + row;
         norm = sqrt(after < 0 ? 0 : after);
         if (float(norm) == 0) norm = 0;
-        if (apart > 16 * norm * norm) norm = -1;  // little is left of what there was: measured, in take_in
+        if (apart > MOST_PARTS * norm * norm) norm = -1;  // little is left of what there was: measured, in take_in
         else a.parts[at] = norm == 0 ? 1 : apart / (norm * norm);
     }
 

@@ -44,7 +44,8 @@ bool decide_share(const DecideArgs &args, int64_t chunk, int64_t key_head, float
     return SharedKeys::at(shared, args.dk).fill(k, args.k_stride, m, args.dk);
 }
 
-template <class Head> bool decide_by(const DecideArgs &args, int64_t n, int64_t h, int64_t heads, const float *shared) {
+template <class Head>
+bool decide_by(const DecideArgs &args, int64_t n, int64_t h, int64_t heads, const float *shared) {
     Arena arena;
     Head *made = (Head *)arena.bytes(heads * sizeof(Head));
     const int64_t floats = decide_floats(args), number = chunks_before(args, n);
@@ -63,7 +64,8 @@ template <class Head> bool decide_by(const DecideArgs &args, int64_t n, int64_t 
 }
 
 bool decide(const DecideArgs &args, int64_t n, int64_t h, int64_t heads, const float *shared) {
-    return args.beta ? decide_by<DeltaHead>(args, n, h, heads, shared) : decide_by<PlainHead>(args, n, h, heads, shared);
+    if (args.beta) return decide_by<DeltaHead>(args, n, h, heads, shared);
+    return decide_by<PlainHead>(args, n, h, heads, shared);
 }
 
 bool decode(const DecodeArgs &args, int64_t n, int64_t h) {

@@ -1,8 +1,8 @@
 // Transitions of the delta rule that the states of a head have not been through yet.
 //
-// All states of a head go through the same A_u = I - beta_u k_u k_u^T, so a step need not touch them: a query is carried
-// back through the A_u instead, newest first, and meets the states as they were. What a token wrote is met where the query
-// is at its step. Sixteen of them are then applied at once, A_16 ... A_1 = I - sum_u k_u r_u^T.
+// All states of a head go through the same A_u = I - beta_u k_u k_u^T, so a step need not touch them: a query is
+// carried back through the A_u instead, newest first, and meets the states as they were. What a token wrote is met where
+// the query is at its step. Sixteen of them are then applied at once, A_16 ... A_1 = I - sum_u k_u r_u^T.
 #pragma once
 #include "args.h"
 #include "rows.h"
