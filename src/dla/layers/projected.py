@@ -5,6 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from dla.layers.fused import linear
 from dla.layers.memory import Memory, Operands
 from dla.layers.mixer import LayerPast, LinearMixer
 from dla.layers.norms import GatedRMSNorm
@@ -53,7 +54,7 @@ class ProjectedMixer(LinearMixer):
         self, x: Tensor, packing: Packing, past: LayerPast | None = None, notes: dict[str, Any] | None = None
     ) -> Tensor:
         """[B, T, hidden] -> [B, T, hidden]"""
-        mixed = torch.cat([self.q_proj(x), self.k_proj(x), self.v_proj(x)], -1)
+        mixed = torch.cat([linear(proj, x) for proj in (self.q_proj, self.k_proj, self.v_proj)], -1)
         mixed = self.convolve(mixed, packing, past).to(compute_dtype(x.dtype))
         q, k, v = mixed.split([self.key_size, self.key_size, self.value_size], -1)
         q, k = self.features(q), self.features(k)
@@ -62,8 +63,8 @@ class ProjectedMixer(LinearMixer):
         v = v.unflatten(-1, (self.heads, self.head_v_dim))
         made = Operands(q, k, v, *self.transition(x), scale=self.head_k_dim**-0.5)
         o = self.remember(x, made, packing, past, notes)
-        gate = None if self.g_proj is None else self.g_proj(x).unflatten(-1, o.shape[-2:])
-        return self.o_proj(self.norm(o, gate).flatten(-2).to(x.dtype))
+        gate = None if self.g_proj is None else linear(self.g_proj, x).unflatten(-1, o.shape[-2:])
+        return linear(self.o_proj, self.norm(o, gate).flatten(-2).to(x.dtype))
 
 
 def unit_length(x: Tensor) -> Tensor:

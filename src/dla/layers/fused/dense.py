@@ -1,0 +1,107 @@
+"""Linear maps of small sizes, and the SwiGLU made of three of them.
+
+General libraries are made for large products, and some of them use narrower instructions than the machine has: at
+3072 x 64 x 128 the kernel in cpu/matmul.h took less than half of MKL's time on a CPU of AMD.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from dla.layers.fused.when import first_order, fusable, plain, rows_of
+from dla.ops.cpu import library
+from dla.ops.cpu.binding import Arguments, call
+
+FEWEST_ROWS = 32  # below, what a product costs is its weights' way from memory
+MOST_WEIGHTS = 1 << 19  # numbers of a weight; past that, libraries that cut all three sides to the caches' sizes win
+
+
+class MatmulArgs(Arguments):
+    """Mirrors the struct of the same name in layer_args.h."""
+
+    _fields_ = Arguments.fields("rows columns depth a_row a_step b_row b_step c_row add threads", "", "a b c")
+
+
+def product(a: Tensor, b: Tensor, into: Tensor | None = None) -> Tensor:
+    """a [rows, depth] @ b [depth, columns], both with any strides; ``into`` has it added."""
+    (rows, depth), columns = a.shape, b.shape[1]
+    c = torch.empty(rows, columns) if into is None else into
+    numbers = (rows, columns, depth, *a.stride(), *b.stride(), c.stride(0), int(into is not None))
+    call("dla_matmul", MatmulArgs(*numbers, torch.get_num_threads()), {"a": a, "b": b, "c": c})
+    return c
+
+
+class Dense(torch.autograd.Function):
+    """x @ weight.T"""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        return product(rows_of(x)[0], weight.detach().t()).view(*x.shape[:-1], -1)
+
+    @staticmethod
+    @first_order
+    def backward(ctx: Any, dy: Tensor) -> Any:
+        x, weight = ctx.saved_tensors
+        dy_rows = rows_of(dy)[0]
+        wants_x, wants_weight = ctx.needs_input_grad
+        dx = product(dy_rows, weight).view(x.shape) if wants_x else None
+        return dx, product(dy_rows.t(), rows_of(x)[0]) if wants_weight else None
+
+
+class SwigluArgs(Arguments):
+    """Mirrors the struct of the same name in layer_args.h."""
+
+    _fields_ = Arguments.fields("count threads", "", "a b y dy da db")
+
+
+class SwigluMLP(torch.autograd.Function):
+    """(silu(x @ gate.T) * (x @ up.T)) @ down.T"""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, gate: Tensor, up: Tensor, down: Tensor) -> Tensor:
+        rows = rows_of(x)[0]
+        a, b = product(rows, gate.detach().t()), product(rows, up.detach().t())
+        hidden = torch.empty_like(a)
+        arguments = SwigluArgs(a.numel(), torch.get_num_threads())
+        call("dla_swiglu", arguments, {"a": a, "b": b, "y": hidden})
+        ctx.save_for_backward(x, gate, up, down, a, b, hidden)
+        return product(hidden, down.detach().t()).view(*x.shape[:-1], -1)
+
+    @staticmethod
+    @first_order
+    def backward(ctx: Any, dy: Tensor) -> Any:
+        x, gate, up, down, a, b, hidden = ctx.saved_tensors
+        rows, dy_rows = rows_of(x)[0], rows_of(dy)[0]
+        d_hidden = product(dy_rows, down)
+        da, db = torch.empty_like(a), torch.empty_like(b)
+        arguments = SwigluArgs(a.numel(), torch.get_num_threads())
+        call("dla_swiglu_back", arguments, {"a": a, "b": b, "dy": d_hidden, "da": da, "db": db})
+        dx = product(db, up, into=product(da, gate)).view(x.shape) if ctx.needs_input_grad[0] else None
+        return dx, product(da.t(), rows), product(db.t(), rows), product(dy_rows.t(), hidden)
+
+
+def linear(module: nn.Linear, x: Tensor) -> Tensor:
+    """``module(x)``, which is a linear map."""
+    if plain(module) and small(x, module.weight):
+        return Dense.apply(x, module.weight)
+    return module(x)
+
+
+def swiglu_mlp(x: Tensor, gate: nn.Linear, up: nn.Linear, down: nn.Linear) -> Tensor | None:
+    """The three maps with their gate; None where they do not run here."""
+    if plain(gate, up, down) and small(x, gate.weight, up.weight, down.weight):
+        return SwigluMLP.apply(x, gate.weight, up.weight, down.weight)
+    return None
+
+
+def small(x: Tensor, *weights: Tensor) -> bool:
+    """Whether products of x with these are of the sizes, and on a machine, that the kernel is good for."""
+    size = x.shape[-1]
+    return (
+        x.numel() >= FEWEST_ROWS * size
+        and all(w.numel() <= MOST_WEIGHTS for w in weights)
+        and fusable(x, *weights)
+        and library.level() != "portable"
+    )
