@@ -14,9 +14,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from dla.layers import GatedRMSNorm, Mamba2, Packing, RMSNorm, SingleMemory, SlotWeights, SwiGLU
 from dla.layers.conv import ShortConv
-from dla.layers.fused import conv_silu, fusable, linear, scaled_softplus, time_step
+from dla.layers.fused import conv_silu, fusable, linear, projections, scaled_softplus, time_step, unit_vectors
 from dla.layers.fused.dense import product
-from dla.layers.projected import unit_length
+from dla.layers.projected import UNIT_EPS, unit_length
+from dla.models.loss import IGNORED, token_loss
 from dla.ops.cpu.binding import run
 from dla.ops.cpu.library import library
 from tests.ops.cpu.common import error, largest, needs_library
@@ -142,6 +143,30 @@ def test_swiglu() -> None:
     compare_modules(mlp, lambda m, x: m(x), [x])
 
 
+@pytest.mark.parametrize("shared", [True, False])
+def test_projections(shared: bool) -> None:
+    """Groups side by side, and one gradient of what they share."""
+    maps = nn.ModuleList([nn.Linear(24, size, bias=False) for size in (8, 8, 19, 5)])
+
+    def forward(m: nn.ModuleList, x: Tensor) -> Tensor:
+        q, k, v, g = m
+        made = projections(x if shared else x.detach(), (q, k, v), (g,))
+        assert [y.shape[-1] for y in made] == [35, 5]
+        if x.dtype == torch.float32 and not torch._C._len_torch_dispatch_stack():
+            assert "Projections" in str(made[0].grad_fn)
+        return torch.cat(made, -1)
+
+    compare_modules(maps, forward, [torch.randn(2, 40, 24)])
+
+
+def test_a_projection_that_nothing_depends_on() -> None:
+    maps = [nn.Linear(8, size, bias=False) for size in (8, 5)]
+    first, _ = projections(torch.randn(50, 8), maps[:1], maps[1:])
+    first.sum().backward()
+    assert maps[1].weight.grad is not None
+    assert not maps[1].weight.grad.any()
+
+
 # --- the convolution -------------------------------------------------------------------------------------------------
 
 
@@ -259,9 +284,44 @@ def test_a_whole_mixer() -> None:
     compare_modules(mixer, lambda m, x: m(x, Packing(3, 50)), [torch.randn(3, 50, 32)])
 
 
-def test_unit_length_is_as_ever() -> None:
-    x = torch.randn(2, 5, 3, 8)
-    assert torch.allclose(unit_length(x).norm(dim=-1), torch.ones(2, 5, 3), atol=1e-5)
+def test_unit_vectors(level: str) -> None:
+    def call(x: Tensor) -> Tensor:
+        part = x[..., 3:27]
+        made = unit_vectors(part, 3, 8, UNIT_EPS)
+        return unit_length(part.unflatten(-1, (3, 8))).flatten(-2) if made is None else made
+
+    assert_as_good_as_torch(call, [torch.randn(2, 300, 30)], "GatedNorm")
+
+
+# --- the loss --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("part", [0.0, 0.2, 1.0])
+@pytest.mark.parametrize("classes", [3, 16, 73])
+def test_loss(level: str, classes: int, part: float) -> None:
+    head = nn.Linear(24, classes, bias=False)
+    nn.init.normal_(head.weight)
+    targets = torch.randint(0, classes, (3, 50)).masked_fill(torch.rand(3, 50) >= part, IGNORED)
+    for items in (None, 7.0):
+        compare_modules(head, lambda m, x, items=items: token_loss(m, x, targets, 64, items), [torch.randn(3, 50, 24)])
+    loss = token_loss(head, torch.randn(3, 50, 24).requires_grad_(), targets, 64, 1.0)
+    assert ("TokenEntropy" in str(loss.grad_fn.next_functions)) == (level != "portable")
+
+
+def test_loss_of_logits_far_apart(level: str) -> None:
+    head = nn.Linear(8, 8, bias=False)
+    nn.init.eye_(head.weight)
+    hidden = torch.zeros(1, 40, 8)
+    hidden[0, :, 1], hidden[0, :, 2] = 1e4, -1e4
+    targets = torch.arange(40).remainder(8)[None]
+    assert token_loss(head, hidden, targets, 64, 1.0).item() == pytest.approx(5 * 1e4 * 7 + 5 * 1e4)
+
+
+def test_targets_outside_of_the_vocabulary_are_refused() -> None:
+    head = nn.Linear(8, 8, bias=False)
+    for wrong in (8, -1):
+        with pytest.raises(IndexError, match="targets must be from 0 to 7"):
+            token_loss(head, torch.randn(1, 40, 8), torch.full((1, 40), wrong), 64)
 
 
 # --- where they stay away --------------------------------------------------------------------------------------------
@@ -323,6 +383,7 @@ def test_gradients_of_gradients_are_refused() -> None:
 
 
 NAMES = [
+    "entropy",
     "matmul",
     "conv",
     "conv_back",

@@ -16,17 +16,17 @@ class ShortConv(nn.Conv1d):
         super().__init__(channels, channels, size, groups=channels, bias=bias)
 
     def forward(  # type: ignore[override]
-        self, x: Tensor, packing: Packing, tail: Tensor | None
-    ) -> tuple[Tensor, Tensor]:
+        self, x: Tensor, packing: Packing, tail: Tensor | None, keep: bool = True
+    ) -> tuple[Tensor, Tensor | None]:
         """x [B, T, channels] or packed [1, N, channels], tail [sequences, size - 1, channels] (None: a start).
 
-        Returns the output, like x but in float32 or wider, and the new tail.
+        Returns the output, like x but in float32 or wider, and the new tail (with ``keep=False`` perhaps None).
         """
         back = self.kernel_size[0] - 1
         if tail is None:
             fused = conv_silu(x, self.weight, self.bias, packing.sequences, packing.lengths)
             if fused is not None:
-                return fused, self._last(x.detach(), packing)
+                return fused, self._last(x.detach(), packing) if keep else None
             tail = x.new_zeros(packing.sequences, back, x.shape[-1])
         if tail.shape != (packing.sequences, back, x.shape[-1]):
             expected = [packing.sequences, back, x.shape[-1]]

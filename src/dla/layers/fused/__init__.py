@@ -7,8 +7,9 @@ library. Nothing changes but rounding.
 """
 
 from dla.layers.fused.conv import conv_silu
-from dla.layers.fused.dense import linear, swiglu_mlp
-from dla.layers.fused.norm import gated_norm
+from dla.layers.fused.dense import linear, projections, swiglu_mlp
+from dla.layers.fused.entropy import token_entropy
+from dla.layers.fused.norm import gated_norm, unit_vectors
 from dla.layers.fused.softplus import scaled_softplus
 from dla.layers.fused.step import time_step
 from dla.layers.fused.when import fusable, plain
@@ -19,7 +20,10 @@ __all__ = [
     "gated_norm",
     "linear",
     "plain",
+    "projections",
     "scaled_softplus",
     "swiglu_mlp",
     "time_step",
+    "token_entropy",
+    "unit_vectors",
 ]

@@ -4,6 +4,7 @@ General libraries are made for large products, and some of them use narrower ins
 3072 x 64 x 128 the kernel in cpu/matmul.h took less than half of MKL's time on a CPU of AMD.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -23,10 +24,10 @@ class MatmulArgs(Arguments):
     _fields_ = Arguments.fields("rows columns depth a_row a_step b_row b_step c_row add threads", "", "a b c")
 
 
-def product(a: Tensor, b: Tensor, into: Tensor | None = None) -> Tensor:
-    """a [rows, depth] @ b [depth, columns], both with any strides; ``into`` has it added."""
+def product(a: Tensor, b: Tensor, into: Tensor | None = None, out: Tensor | None = None) -> Tensor:
+    """a [rows, depth] @ b [depth, columns], both with any strides; ``into`` has it added, ``out`` is overwritten."""
     (rows, depth), columns = a.shape, b.shape[1]
-    c = torch.empty(rows, columns) if into is None else into
+    c = into if into is not None else torch.empty(rows, columns) if out is None else out
     numbers = (rows, columns, depth, *a.stride(), *b.stride(), c.stride(0), int(into is not None))
     call("dla_matmul", MatmulArgs(*numbers, torch.get_num_threads()), {"a": a, "b": b, "c": c})
     return c
@@ -48,6 +49,43 @@ class Dense(torch.autograd.Function):
         wants_x, wants_weight = ctx.needs_input_grad
         dx = product(dy_rows, weight).view(x.shape) if wants_x else None
         return dx, product(dy_rows.t(), rows_of(x)[0]) if wants_weight else None
+
+
+class Projections(torch.autograd.Function):
+    """x by several weights, the results of a group of them side by side in one tensor."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, groups: tuple[int, ...], *weights: Tensor) -> tuple[Tensor, ...]:
+        ctx.save_for_backward(x, *weights)
+        ctx.groups = groups
+        rows, left, found = rows_of(x)[0], list(weights), []
+        for many in groups:
+            made = torch.empty(*x.shape[:-1], sum(len(w) for w in left[:many]))
+            for w, part in zip(left[:many], _columns(made, left[:many]), strict=True):
+                product(rows, w.detach().t(), out=part)
+            found.append(made)
+            del left[:many]
+        return tuple(found)
+
+    @staticmethod
+    @first_order
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        x, *weights = ctx.saved_tensors
+        rows, parts = rows_of(x)[0], list[Tensor]()
+        for dy, many in zip(gradients, ctx.groups, strict=True):
+            parts += _columns(rows_of(dy)[0], weights[len(parts) : len(parts) + many])
+        dx: Tensor | None = None
+        for w, part in zip(weights, parts, strict=True):
+            if ctx.needs_input_grad[0]:
+                dx = product(part, w, into=dx)
+        wanted = ctx.needs_input_grad[2:]
+        d_weights = [product(part.t(), rows) if want else None for part, want in zip(parts, wanted, strict=True)]
+        return None if dx is None else dx.view(x.shape), None, *d_weights
+
+
+def _columns(x: Tensor, weights: Sequence[Tensor]) -> Sequence[Tensor]:
+    """x [..., all rows of the weights] as [tokens, rows] of each."""
+    return x.view(-1, x.shape[-1]).split([len(w) for w in weights], 1)
 
 
 class SwigluArgs(Arguments):
@@ -87,6 +125,16 @@ def linear(module: nn.Linear, x: Tensor) -> Tensor:
     if plain(module) and small(x, module.weight):
         return Dense.apply(x, module.weight)
     return module(x)
+
+
+def projections(x: Tensor, *groups: Sequence[nn.Linear]) -> list[Tensor]:
+    """x by the maps of every group, whose results stand side by side: one tensor a group."""
+    modules = [m for group in groups for m in group]
+    if plain(*modules) and small(x, *(m.weight for m in modules)):
+        sizes = tuple(len(group) for group in groups)
+        return list(Projections.apply(x, sizes, *(m.weight for m in modules)))
+    made = [[m(x) for m in group] for group in groups]
+    return [parts[0] if len(parts) == 1 else torch.cat(parts, -1) for parts in made]
 
 
 def swiglu_mlp(x: Tensor, gate: nn.Linear, up: nn.Linear, down: nn.Linear) -> Tensor | None:

@@ -81,6 +81,14 @@ def _run(
     call(name, NormArgs(*numbers, dy_row, parts, torch.get_num_threads(), eps), tensors)
 
 
+def unit_vectors(x: Tensor, count: int, size: int, eps: float) -> Tensor | None:
+    """Each of the ``count`` vectors of x [..., count * size] over sqrt(|vector|² + eps); None where not run here."""
+    if not fusable(x):
+        return None
+    weight = torch.full((count * size,), size**-0.5)
+    return gated_norm(x, weight, eps / size, groups=count)
+
+
 def gated_norm(
     x: Tensor,
     weight: Tensor,

@@ -46,7 +46,14 @@ def _run(name: str, inputs: tuple[Tensor, ...], parts: int, found: dict[str, Ten
     x, dt, bias, decay, step = inputs
     (x_rows, x_row), (dt_rows, dt_row), heads = rows_of(x), rows_of(dt), len(bias)
     numbers = (len(dt_rows), heads, x.shape[-1] // heads, x_row, dt_row, parts, torch.get_num_threads())
-    tensors = {"x": x_rows, "dt": dt_rows, "bias": bias, "decay": decay, "step": step, **found}
+    tensors: dict[str, Tensor | None] = {
+        "x": x_rows,
+        "dt": dt_rows,
+        "bias": bias,
+        "decay": decay,
+        "step": step,
+        **found,
+    }
     call(name, StepArgs(*numbers), tensors)
 
 

@@ -68,6 +68,14 @@ struct StepArgs {
     float *dx, *d_dt, *d_bias, *d_decay;  // like x and dt without gaps, [parts, heads] twice
 };
 
+// Cross-entropy of every row of logits, which its gradient takes the place of.
+struct EntropyArgs {
+    int64_t rows, classes, threads;
+    float *logits;          // [rows, classes]
+    const int64_t *target;  // [rows]
+    float *loss;            // [rows]
+};
+
 // The kernels of one instruction set. A task does the same work whoever runs it.
 struct LayerLevel {
     bool (*matmul)(const MatmulArgs &, int64_t first, int64_t last);          // these rows
@@ -81,5 +89,6 @@ struct LayerLevel {
     void (*softplus_back)(const SoftplusArgs &, int64_t part);
     void (*step)(const StepArgs &, int64_t first, int64_t last);
     void (*step_back)(const StepArgs &, int64_t part);
+    void (*entropy)(const EntropyArgs &, int64_t first, int64_t last);        // rows
     int64_t lanes, tile_rows;
 };

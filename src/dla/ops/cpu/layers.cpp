@@ -184,6 +184,16 @@ int64_t step_back(const StepArgs &a) {
     return fine;
 }
 
+int64_t entropy(const EntropyArgs &a) {
+    if (!sized({a.classes, a.threads}, {a.rows})) return sizes;
+    if (a.rows && !(a.logits && a.target && a.loss)) return tensors;
+    for (int64_t i = 0; i < a.rows; ++i)
+        if (!in_range(a.target[i], 0, a.classes - 1)) return states;
+    const LayerLevel &use = kernels();
+    in_stretches(a.rows, NUMBERS / a.classes + 1, 1, a.threads, [&](int64_t i, int64_t j) { use.entropy(a, i, j); });
+    return fine;
+}
+
 }  // namespace
 
 extern "C" {
@@ -196,6 +206,7 @@ int64_t dla_swiglu(const SwigluArgs *args) { return args ? swiglu(*args, false) 
 int64_t dla_swiglu_back(const SwigluArgs *args) { return args ? swiglu(*args, true) : tensors; }
 int64_t dla_softplus(const SoftplusArgs *args) { return args ? softplus(*args) : tensors; }
 int64_t dla_softplus_back(const SoftplusArgs *args) { return args ? softplus_back(*args) : tensors; }
+int64_t dla_entropy(const EntropyArgs *args) { return args ? entropy(*args) : tensors; }
 int64_t dla_step(const StepArgs *args) { return args ? step(*args) : tensors; }
 int64_t dla_step_back(const StepArgs *args) { return args ? step_back(*args) : tensors; }
 }
