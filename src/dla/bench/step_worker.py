@@ -3,7 +3,7 @@
 Run as a script, so that it can be run with the package of another checkout, of which it uses what all versions have.
 Every line of stdin is a request in JSON, answered by a line of JSON: {"threads": n}, then {"case": {...}} to make ready
 a model, then {"take": n} for n rounds, each of which gives seconds of the forward pass, the backward pass and a whole
-step with its optimizer.
+step with its optimizer. With one thread they are of the CPU, which do not count the time that others have it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import Any
 
 
-def prepare(case: dict[str, Any]) -> Callable[[], list[float]]:
+def prepare(case: dict[str, Any], clock: Callable[[], float]) -> Callable[[], list[float]]:
     """One round of a case: a model's options, a batch, a length and the part of its tokens that has a target."""
     import torch
 
@@ -38,16 +38,16 @@ def prepare(case: dict[str, Any]) -> Callable[[], list[float]]:
 
     def take() -> list[float]:
         nonlocal done
-        start = time.perf_counter()
+        start = clock()
         loss = model(**given, num_items_in_batch=counted, use_cache=False).loss
-        between = time.perf_counter()
+        between = clock()
         loss.backward()
-        end = time.perf_counter()
+        end = clock()
         model.zero_grad()
-        begin = time.perf_counter()
+        begin = clock()
         trainer.step(done, [micro])
         done += 1
-        return [between - start, end - between, time.perf_counter() - begin]
+        return [between - start, end - between, clock() - begin]
 
     model.train()
     take()
@@ -62,13 +62,15 @@ def main() -> None:
 
     keep_freed_memory()
     take: Callable[[], list[float]] = list
+    clock: Callable[[], float] = time.perf_counter
     for line in sys.stdin:
         request = json.loads(line)
         answer: Any = True
         if "threads" in request:
             torch.set_num_threads(request["threads"])
+            clock = time.process_time if request["threads"] == 1 else time.perf_counter
         if "case" in request:
-            take = prepare(request["case"])
+            take = prepare(request["case"], clock)
         if "take" in request:
             answer = [take() for _ in range(request["take"])]
         print(json.dumps(answer), flush=True)

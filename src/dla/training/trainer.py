@@ -96,7 +96,8 @@ class Trainer:
 
     def _gradients(self, micros: Sequence[Micro], items: float) -> Tensor:
         """The sum of the losses over ``items``; its gradient is added up in the parameters."""
-        self.model.train()
+        if not self.model.training:  # which would walk over all modules
+            self.model.train()
         total = torch.zeros((), device=self.world.device)
         for i, micro in enumerate(micros):
             if self.world.mesh is not None:  # ranks share their gradients once a step

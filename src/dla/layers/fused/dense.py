@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from dla.layers.fused.when import first_order, fusable, plain, rows_of
 from dla.ops.cpu import library
-from dla.ops.cpu.binding import Arguments, call
+from dla.ops.cpu.binding import Arguments, call, run
 
 FEWEST_ROWS = 32  # below, what a product costs is its weights' way from memory
 MOST_WEIGHTS = 1 << 19  # numbers of a weight; past that, libraries that cut all three sides to the caches' sizes win
@@ -28,8 +28,8 @@ def product(a: Tensor, b: Tensor, into: Tensor | None = None, out: Tensor | None
     """a [rows, depth] @ b [depth, columns], both with any strides; ``into`` has it added, ``out`` is overwritten."""
     (rows, depth), columns = a.shape, b.shape[1]
     c = into if into is not None else torch.empty(rows, columns) if out is None else out
-    numbers = (rows, columns, depth, *a.stride(), *b.stride(), c.stride(0), int(into is not None))
-    call("dla_matmul", MatmulArgs(*numbers, torch.get_num_threads()), {"a": a, "b": b, "c": c})
+    numbers = (rows, columns, depth, *a.stride(), *b.stride(), c.stride(0), into is not None, torch.get_num_threads())
+    run("dla_matmul", MatmulArgs(*numbers, a.data_ptr(), b.data_ptr(), c.data_ptr()))
     return c
 
 
