@@ -55,7 +55,7 @@ def decided(case: Case, x: Inputs, T: int, **more: Any) -> Any:
     return replace(made, score=made.score.float())
 
 
-CASES = [(T, case) for i, T in enumerate(LENGTHS) for case in kernel_cases(8, seed=100 + i, routed=False)]
+CASES = [(T, case) for i, T in enumerate(LENGTHS) for case in kernel_cases(8, seed=100 + i)]
 
 
 @pytest.mark.parametrize(("T", "case"), CASES, ids=str)

@@ -7,20 +7,20 @@ namespace {
 constexpr int64_t TURN = 8;  // chunks that a head computes before the next one has its turn
 
 // One head: its scratch and its memory, which has chunk(chunk, position of its first token in the call) and finish().
-template <class Memory> struct Worker {
+template <class C, class Memory> struct Worker {
     Arena arena;
-    Chunk chunk;
+    C chunk;
     Memory memory;
     float *own;  // what it would share with other heads, if that is not given
 
     Worker(const AttendArgs &a, int64_t n, int64_t h, bool alone)
-        : chunk(a, h, arena), memory(a, n, h, chunk, arena), own(alone ? arena.floats(Shared::floats(a.dk)) : nullptr) {}
+        : chunk(a, h, arena), memory(a, n, h, chunk, arena), own(alone ? arena.floats(Shared::floats(a)) : nullptr) {}
 
     void turn(const AttendArgs &args, const Cut &cut, int64_t number, int64_t from, int64_t to, const float *shared) {
         for (int64_t c = from; c < to && !arena.failed; ++c) {
-            const int64_t begin = cut.begin(c), m = cut.end(c) - begin, floats = Shared::floats(args.dk);
+            const int64_t begin = cut.begin(c), m = cut.end(c) - begin, floats = Shared::floats(args);
             float *at = own ? own : (float *)shared + ((number + c) * args.key_heads + chunk.key_head) * floats;
-            Shared here = Shared::at(at, args.dk);
+            Shared here = Shared::at(at, args);
             if (own) here.fill(args, cut.offset + begin, m, chunk.key_head);
             chunk.begin(cut.offset, begin, m, here);
             memory.chunk(chunk, begin);
@@ -30,8 +30,9 @@ template <class Memory> struct Worker {
 };
 
 // Heads h ... h + heads of sequence n.
-template <class Memory> bool walk(const AttendArgs &args, int64_t n, int64_t h, int64_t heads, const float *shared) {
-    typedef Worker<Memory> One;
+template <class C, template <class> class Memory>
+bool walk(const AttendArgs &args, int64_t n, int64_t h, int64_t heads, const float *shared) {
+    typedef Worker<C, Memory<C>> One;
     Arena arena;
     One *workers = (One *)arena.bytes(heads * sizeof(One));
     if (!workers) return false;
@@ -68,9 +69,13 @@ template <class C> struct SingleHead {
     }
     void chunk(C &c, int64_t) {
         c.own(nullptr);
-        if (!fresh) c.read(matrix, c.E, 1, 0);
-        c.spread();
-        c.fold(matrix, c.E[c.m - 1], fresh, c.m, c.own_rows(0));
+        if constexpr (C::moves) {
+            c.read_and_take(matrix, fresh);
+        } else {
+            if (!fresh) c.read(matrix, c.E, 1, 0);
+            c.spread();
+            c.fold(matrix, c.E[c.m - 1], fresh, c.m, c.own_rows(0));
+        }
         fresh = false;
     }
     void finish(C &c) {

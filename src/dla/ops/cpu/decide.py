@@ -24,8 +24,12 @@ class DecideArgs(Arguments):
 def unable(problem: Problem) -> str | None:
     """Why decisions cannot be made by chunks."""
     rules = problem.rules
+    if problem.beta is not None:
+        return "decisions by chunks have no delta rule (beta) yet"
     if rules.capacity is not None and rules.merge != "density":
         return f"decisions by chunks merge by density, this is {rules.merge}"
+    if problem.soft:
+        return "the soft gate is made from the states that every token sees, which decisions by chunks do not have"
     return binding.unable(problem)
 
 
