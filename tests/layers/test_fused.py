@@ -14,7 +14,16 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from dla.layers import GatedRMSNorm, Mamba2, Packing, RMSNorm, SingleMemory, SlotWeights, SwiGLU
 from dla.layers.conv import ShortConv
-from dla.layers.fused import conv_silu, fusable, linear, projections, scaled_softplus, time_step, unit_vectors
+from dla.layers.fused import (
+    conv_silu,
+    fusable,
+    linear,
+    projections,
+    scaled_softplus,
+    split_linear,
+    time_step,
+    unit_vectors,
+)
 from dla.layers.fused.dense import product
 from dla.layers.projected import UNIT_EPS, unit_length
 from dla.models.loss import IGNORED, token_loss
@@ -157,6 +166,17 @@ def test_projections(shared: bool) -> None:
         return torch.cat(made, -1)
 
     compare_modules(maps, forward, [torch.randn(2, 40, 24)])
+
+
+def test_a_map_in_parts() -> None:
+    module = nn.Linear(24, 30, bias=False)
+
+    def forward(m: nn.Linear, x: Tensor) -> Tensor:
+        a, b, c = split_linear(m, x, [8, 20, 2])
+        return torch.cat([b.sin(), a, c], -1)
+
+    assert "Projections" in str(split_linear(module, torch.randn(40, 24), [10, 20])[0].grad_fn)
+    compare_modules(module, forward, [torch.randn(2, 40, 24)])
 
 
 def test_a_projection_that_nothing_depends_on() -> None:

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dla.layers.fused import linear, time_step
+from dla.layers.fused import linear, split_linear, time_step
 from dla.layers.memory import Memory, Operands
 from dla.layers.mixer import LayerPast, LinearMixer, reset_decay, reset_time_step
 from dla.layers.norms import GatedRMSNorm
@@ -58,7 +58,7 @@ class Mamba2(LinearMixer):
         self, x: Tensor, packing: Packing, past: LayerPast | None = None, notes: dict[str, Any] | None = None
     ) -> Tensor:
         """[B, T, hidden] -> [B, T, hidden]"""
-        gate, inner, step = linear(self.in_proj, x).split([self.value_size, self.channels, self.heads], -1)
+        gate, inner, step = split_linear(self.in_proj, x, [self.value_size, self.channels, self.heads])
         inner = self.convolve(inner, packing, past)
         dtype = compute_dtype(x.dtype)
         values, k, q = inner.to(dtype).split([self.value_size, self.key_size, self.key_size], -1)

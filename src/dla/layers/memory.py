@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dla.layers.fused import linear, scaled_softplus
+from dla.layers.fused import dense, linear, scaled_softplus
 from dla.layers.packing import Packing
 from dla.ops import Segmentation, dynamic_linear_attention, linear_attention, log_linear_attention, segment
 from dla.ops.problem import compute_dtype
@@ -191,7 +191,7 @@ class DynamicMemory(Memory):
             return None
         sharpness = self.sharpness.to(compute_dtype(x.dtype))
         if self.sharpness_map is not None:
-            sharpness = sharpness + F.linear(x, self.sharpness_map).to(sharpness.dtype)
+            sharpness = sharpness + dense(x, self.sharpness_map).to(sharpness.dtype)
         return F.softplus(sharpness)
 
     def attend(self, x: Tensor, made: Operands, past: Any, notes: Any, **options: Any) -> tuple[Tensor, State | None]:

@@ -91,7 +91,8 @@ class Trainer:
         gate = None
         if self.model.config.dynamic:
             gate = temperature(step, self.gate, self.schedule.steps)
-            self.model.set_temperature(gate)
+            if gate != self.model.config.temperature:
+                self.model.set_temperature(gate)
         return lr, gate
 
     def _gradients(self, micros: Sequence[Micro], items: float) -> Tensor:

@@ -7,7 +7,7 @@ library. Nothing changes but rounding.
 """
 
 from dla.layers.fused.conv import conv_silu
-from dla.layers.fused.dense import linear, projections, swiglu_mlp
+from dla.layers.fused.dense import dense, linear, projections, split_linear, swiglu_mlp
 from dla.layers.fused.entropy import token_entropy
 from dla.layers.fused.norm import gated_norm, unit_vectors
 from dla.layers.fused.softplus import scaled_softplus
@@ -16,12 +16,14 @@ from dla.layers.fused.when import fusable, plain
 
 __all__ = [
     "conv_silu",
+    "dense",
     "fusable",
     "gated_norm",
     "linear",
     "plain",
     "projections",
     "scaled_softplus",
+    "split_linear",
     "swiglu_mlp",
     "time_step",
     "token_entropy",

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dla.layers.fused.when import first_order, fusable, plain, rows_of
@@ -120,11 +121,21 @@ class SwigluMLP(torch.autograd.Function):
         return dx, product(da.t(), rows), product(db.t(), rows), product(dy_rows.t(), hidden)
 
 
+def dense(x: Tensor, weight: Tensor) -> Tensor:
+    """x [..., size] @ weight.T"""
+    return Dense.apply(x, weight) if small(x, weight) else F.linear(x, weight)
+
+
 def linear(module: nn.Linear, x: Tensor) -> Tensor:
     """``module(x)``, which is a linear map."""
+    return dense(x, module.weight) if plain(module) else module(x)
+
+
+def split_linear(module: nn.Linear, x: Tensor, sizes: Sequence[int]) -> Sequence[Tensor]:
+    """``module(x)`` in parts of these sizes: by parts of the weight, which is smaller than what would be cut."""
     if plain(module) and small(x, module.weight):
-        return Dense.apply(x, module.weight)
-    return module(x)
+        return Projections.apply(x, (1,) * len(sizes), *module.weight.split(list(sizes)))
+    return module(x).split(list(sizes), -1)
 
 
 def projections(x: Tensor, *groups: Sequence[nn.Linear]) -> list[Tensor]:
@@ -146,10 +157,9 @@ def swiglu_mlp(x: Tensor, gate: nn.Linear, up: nn.Linear, down: nn.Linear) -> Te
 
 def small(x: Tensor, *weights: Tensor) -> bool:
     """Whether products of x with these are of the sizes, and on a machine, that the kernel is good for."""
-    size = x.shape[-1]
     return (
-        x.numel() >= FEWEST_ROWS * size
+        fusable(x, *weights)  # first: it keeps the compiler from looking at sizes
+        and x.numel() >= FEWEST_ROWS * x.shape[-1]
         and all(w.numel() <= MOST_WEIGHTS for w in weights)
-        and fusable(x, *weights)
         and library.level() != "portable"
     )
