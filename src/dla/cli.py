@@ -337,10 +337,11 @@ def _bench_model_options(benches: Any) -> None:
     decoding.add_argument("--contexts", type=int, nargs="+", default=contexts, metavar="T", help="(1K to 64K)")
     decoding.add_argument("--tokens", type=int, default=256, metavar="N", help="to average over (%(default)s)")
     decoding.set_defaults(run=_bench_decoding)
-    step = benches.add_parser("step", help="a training step of small models, as a multiple of the single state's")
-    step.add_argument("--batch", type=int, default=32, help="sequences (%(default)s)")
-    step.add_argument("--length", type=int, default=128, metavar="T", help="tokens each (%(default)s)")
+    step = benches.add_parser("step", help="a training step of small models, beside another checkout's")
+    step.add_argument("--against", type=Path, metavar="DIR", help="another checkout, whose steps are taken in turn")
+    step.add_argument("--only", default="", metavar="WORDS", help='cases with these in their names, as "linear routed"')
     step.add_argument("--repeats", type=int, default=9, help="rounds to take the median of (%(default)s)")
+    step.add_argument("--threads", type=int, default=1, help="of a process (%(default)s, as in the lab)")
     step.set_defaults(run=_bench_step)
     loop = benches.add_parser("loop", help="tokens per second of `dla train` against a bare loop, and of its loader")
     loop.add_argument("--preset", default="mamba2-tiny", help="which model (%(default)s)")
@@ -423,7 +424,7 @@ def _bench_decoding(args: argparse.Namespace) -> int:
 def _bench_step(args: argparse.Namespace) -> int:
     from dla.bench.training_step import run
 
-    return run(batch=args.batch, length=args.length, repeats=args.repeats, out=args.out, as_json=args.json)
+    return run(**_options(args))
 
 
 def _bench_figures(args: argparse.Namespace) -> int:

@@ -4,6 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from dla.layers.fused import conv_silu
 from dla.layers.packing import Packing
 from dla.ops.problem import compute_dtype
 
@@ -15,14 +16,17 @@ class ShortConv(nn.Conv1d):
         super().__init__(channels, channels, size, groups=channels, bias=bias)
 
     def forward(  # type: ignore[override]
-        self, x: Tensor, packing: Packing, tail: Tensor | None
-    ) -> tuple[Tensor, Tensor]:
+        self, x: Tensor, packing: Packing, tail: Tensor | None, keep: bool = True
+    ) -> tuple[Tensor, Tensor | None]:
         """x [B, T, channels] or packed [1, N, channels], tail [sequences, size - 1, channels] (None: a start).
 
-        Returns the output, like x but in float32 or wider, and the new tail.
+        Returns the output, like x but in float32 or wider, and the new tail (with ``keep=False`` perhaps None).
         """
         back = self.kernel_size[0] - 1
         if tail is None:
+            fused = conv_silu(x, self.weight, self.bias, packing.sequences, packing.lengths)
+            if fused is not None:
+                return fused, self._last(x.detach(), packing) if keep else None
             tail = x.new_zeros(packing.sequences, back, x.shape[-1])
         if tail.shape != (packing.sequences, back, x.shape[-1]):
             expected = [packing.sequences, back, x.shape[-1]]
@@ -44,6 +48,15 @@ class ShortConv(nn.Conv1d):
         line = line.index_copy(0, heads.flatten(), tail.flatten(0, 1)).index_copy(0, place, x[0])
         slid = self._slide(line[None])[0]
         return slid[place - back][None], line[(ends[:, None] - back) + window].detach()
+
+    def _last(self, x: Tensor, packing: Packing) -> Tensor:
+        """[sequences, size - 1, channels] the last inputs of sequences that begin in this call, behind zeros."""
+        back = self.kernel_size[0] - 1
+        if packing.lengths is None:
+            last = x[:, max(0, x.shape[1] - back) :]
+            return F.pad(last, (0, 0, back - last.shape[1], 0))
+        parts = [part[max(0, len(part) - back) :] for part in x[0].split(packing.lengths)]
+        return torch.stack([F.pad(part, (0, 0, back - len(part), 0)) for part in parts])
 
     def _slide(self, line: Tensor) -> Tensor:
         """[B, size - 1 + T, channels] -> SiLU of the convolution [B, T, channels].

@@ -4,6 +4,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from dla.layers.fused import linear
 from dla.layers.projected import ProjectedMixer
 from dla.ops.problem import compute_dtype
 
@@ -19,5 +20,5 @@ class DeltaNet(ProjectedMixer):
         self.largest_step = 2.0 if allow_neg_eigval else 1.0
 
     def transition(self, x: Tensor) -> tuple[Tensor | None, Tensor | None]:
-        beta = self.b_proj(x).to(compute_dtype(x.dtype)).sigmoid()
+        beta = linear(self.b_proj, x).to(compute_dtype(x.dtype)).sigmoid()
         return None, self.largest_step * beta

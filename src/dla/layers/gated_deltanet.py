@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dla.layers.deltanet import DeltaNet
+from dla.layers.fused import linear
 from dla.layers.mixer import reset_decay, reset_time_step
 from dla.ops.problem import compute_dtype
 
@@ -28,5 +29,5 @@ class GatedDeltaNet(DeltaNet):
     def transition(self, x: Tensor) -> tuple[Tensor | None, Tensor | None]:
         _, beta = super().transition(x)
         dtype = compute_dtype(x.dtype)
-        step = F.softplus(self.a_proj(x).to(dtype) + self.dt_bias.to(dtype))
+        step = F.softplus(linear(self.a_proj, x).to(dtype) + self.dt_bias.to(dtype))
         return -step * self.A_log.to(dtype).exp(), beta

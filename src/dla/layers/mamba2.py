@@ -6,11 +6,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from dla.layers.fused import linear, split_linear, time_step
 from dla.layers.memory import Memory, Operands
 from dla.layers.mixer import LayerPast, LinearMixer, reset_decay, reset_time_step
 from dla.layers.norms import GatedRMSNorm
 from dla.layers.packing import Packing
 from dla.ops.problem import compute_dtype
+
+NO_LIMIT = (0.0, float("inf"))  # of the time step
 
 
 class Mamba2(LinearMixer):
@@ -31,7 +34,7 @@ class Mamba2(LinearMixer):
         norm_groups: int = 1,
         norm_eps: float = 1e-5,
         feature_map: str = "identity",
-        time_step_limit: tuple[float, float] = (0.0, float("inf")),
+        time_step_limit: tuple[float, float] = NO_LIMIT,
     ) -> None:
         super().__init__(memory, heads=heads, key_heads=key_heads, head_k_dim=head_k_dim, head_v_dim=head_v_dim)
         self.channels = self.value_size + 2 * self.key_size
@@ -55,18 +58,21 @@ class Mamba2(LinearMixer):
         self, x: Tensor, packing: Packing, past: LayerPast | None = None, notes: dict[str, Any] | None = None
     ) -> Tensor:
         """[B, T, hidden] -> [B, T, hidden]"""
-        gate, inner, step = self.in_proj(x).split([self.value_size, self.channels, self.heads], -1)
+        gate, inner, step = split_linear(self.in_proj, x, [self.value_size, self.channels, self.heads])
         inner = self.convolve(inner, packing, past)
         dtype = compute_dtype(x.dtype)
         values, k, q = inner.to(dtype).split([self.value_size, self.key_size, self.key_size], -1)
+        v, g = self._written(values, step.to(dtype))
+        o = self.remember(x, Operands(self.features(q), self.features(k), v, g=g), packing, past, notes)
+        skip = self.D.to(dtype).repeat_interleave(self.head_v_dim)
+        return linear(self.out_proj, self.norm(o.flatten(-2), gate, values, skip).to(x.dtype))
+
+    def _written(self, values: Tensor, step: Tensor) -> tuple[Tensor, Tensor]:
+        """v [B, T, H, dv] and g [B, T, H] of values [B, T, H * dv] and the time step's projection [B, T, H]."""
+        if self.time_step_limit == NO_LIMIT:
+            fused = time_step(values, step, self.dt_bias, self.A_log)
+            if fused is not None:
+                return fused
+        step = F.softplus(step + self.dt_bias.to(step.dtype)).clamp(*self.time_step_limit)
         values = values.unflatten(-1, (self.heads, self.head_v_dim))
-        step = F.softplus(step.to(dtype) + self.dt_bias.to(dtype)).clamp(*self.time_step_limit)
-        made = Operands(
-            self.features(q),
-            self.features(k),
-            values * step[..., None],
-            g=-step * self.A_log.to(dtype).exp(),
-        )
-        o = self.remember(x, made, packing, past, notes)
-        o = (o + values * self.D.to(dtype)[:, None]).flatten(-2)
-        return self.out_proj(self.norm(o, gate).to(x.dtype))
+        return values * step[..., None], -step * self.A_log.to(step.dtype).exp()

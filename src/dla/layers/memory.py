@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from dla.layers.fused import dense, linear, scaled_softplus
 from dla.layers.packing import Packing
 from dla.ops import Segmentation, dynamic_linear_attention, linear_attention, log_linear_attention, segment
 from dla.ops.problem import compute_dtype
@@ -39,8 +40,11 @@ class SlotWeights(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """[B, T, hidden] -> [B, T, heads, width] in float32 or wider"""
+        made = linear(self.proj, x)
+        if (fused := scaled_softplus(made, self.L, self.bias)) is not None:
+            return fused.unflatten(-1, self.L.shape)
         dtype = compute_dtype(x.dtype)
-        lam = self.proj(x).unflatten(-1, self.L.shape).to(dtype) * self.L.to(dtype)
+        lam = made.unflatten(-1, self.L.shape).to(dtype) * self.L.to(dtype)
         return F.softplus(lam if self.bias is None else lam + self.bias.to(dtype))
 
 
@@ -62,7 +66,7 @@ class FactoredSlotWeights(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """[B, T, hidden] -> [B, T, heads, width] in float32 or wider"""
         dtype = compute_dtype(x.dtype)
-        parts = self.proj(x).unflatten(-1, self.B.shape[:2]).to(dtype)
+        parts = linear(self.proj, x).unflatten(-1, self.B.shape[:2]).to(dtype)
         parts = F.softplus(parts if self.bias is None else parts + self.bias.to(dtype))
         return torch.einsum("bthr,hrk->bthk", parts, F.softplus(self.B.to(dtype)))
 
@@ -187,7 +191,7 @@ class DynamicMemory(Memory):
             return None
         sharpness = self.sharpness.to(compute_dtype(x.dtype))
         if self.sharpness_map is not None:
-            sharpness = sharpness + F.linear(x, self.sharpness_map).to(sharpness.dtype)
+            sharpness = sharpness + dense(x, self.sharpness_map).to(sharpness.dtype)
         return F.softplus(sharpness)
 
     def attend(self, x: Tensor, made: Operands, past: Any, notes: Any, **options: Any) -> tuple[Tensor, State | None]:

@@ -62,7 +62,7 @@ class LinearMixer(nn.Module):
         """The short convolution of x [B, T, channels] with its SiLU, or the SiLU alone."""
         if self.conv1d is None:
             return F.silu(x)
-        y, tail = self.conv1d(x, packing, None if past is None else past.tail)
+        y, tail = self.conv1d(x, packing, None if past is None else past.tail, past is not None)
         if past is not None:
             past.tail = tail
         return y

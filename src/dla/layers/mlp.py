@@ -3,6 +3,8 @@
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from dla.layers.fused import swiglu_mlp
+
 
 class SwiGLU(nn.Module):
     """down(silu(gate(x)) * up(x))"""
@@ -14,4 +16,6 @@ class SwiGLU(nn.Module):
         self.down_proj = nn.Linear(intermediate_size, hidden_size, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
+        if (y := swiglu_mlp(x, self.gate_proj, self.up_proj, self.down_proj)) is not None:
+            return y
         return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))

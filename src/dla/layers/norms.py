@@ -1,9 +1,13 @@
 """Root-mean-square norms, plain and gated."""
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from dla.layers.fused import gated_norm
+from dla.layers.fused.norm import Gated
 from dla.ops.problem import compute_dtype
 
 
@@ -21,6 +25,8 @@ class RMSNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., size] in any dtype -> the same in the dtype of the weight."""
+        if (y := gated_norm(x, self.weight, self.eps, groups=self.groups)) is not None:
+            return y
         wide = x.to(compute_dtype(x.dtype))
         parts = wide.unflatten(-1, (self.groups, -1)) if self.groups > 1 else wide
         parts = parts * torch.rsqrt(parts.square().mean(-1, keepdim=True) + self.eps)
@@ -37,8 +43,20 @@ class GatedRMSNorm(RMSNorm):
         super().__init__(size, eps, groups)
         self.gate_first = gate_first
 
-    def forward(self, x: Tensor, gate: Tensor | None = None) -> Tensor:
-        """x, gate [..., size] -> [..., size]; without a gate the plain norm."""
+    def forward(
+        self, x: Tensor, gate: Tensor | None = None, skip: Tensor | None = None, skip_weight: Tensor | None = None
+    ) -> Tensor:
+        """x, gate [..., size] -> [..., size]; without a gate the plain norm.
+
+        skip [..., size], skip_weight [size]: of a skip connection, whose product is added to x first.
+        """
+        gated: Gated = "none" if gate is None else "before" if self.gate_first else "after"
+        options: dict[str, Any] = {"groups": self.groups, "gated": gated, "gate": gate}
+        fused = gated_norm(x, self.weight, self.eps, **options, skip=skip, skip_weight=skip_weight)
+        if fused is not None:
+            return fused
+        if skip is not None and skip_weight is not None:
+            x = x + skip * skip_weight
         if gate is None:
             return super().forward(x)
         gate = F.silu(gate.to(compute_dtype(x.dtype)))

@@ -5,11 +5,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from dla.layers.fused import linear, projections, unit_vectors
 from dla.layers.memory import Memory, Operands
 from dla.layers.mixer import LayerPast, LinearMixer
 from dla.layers.norms import GatedRMSNorm
 from dla.layers.packing import Packing
 from dla.ops.problem import compute_dtype
+
+UNIT_EPS = 1e-6  # beside the square of a key's length
 
 
 class ProjectedMixer(LinearMixer):
@@ -53,18 +56,29 @@ class ProjectedMixer(LinearMixer):
         self, x: Tensor, packing: Packing, past: LayerPast | None = None, notes: dict[str, Any] | None = None
     ) -> Tensor:
         """[B, T, hidden] -> [B, T, hidden]"""
-        mixed = torch.cat([self.q_proj(x), self.k_proj(x), self.v_proj(x)], -1)
+        mixed, *gates = projections(
+            x, (self.q_proj, self.k_proj, self.v_proj), *(() if self.g_proj is None else ((self.g_proj,),))
+        )
         mixed = self.convolve(mixed, packing, past).to(compute_dtype(x.dtype))
-        q, k, v = mixed.split([self.key_size, self.key_size, self.value_size], -1)
-        q, k = self.features(q), self.features(k)
-        if self.unit_keys:
-            q, k = unit_length(q), unit_length(k)
+        q, k, v = self._split(mixed)
         v = v.unflatten(-1, (self.heads, self.head_v_dim))
         made = Operands(q, k, v, *self.transition(x), scale=self.head_k_dim**-0.5)
         o = self.remember(x, made, packing, past, notes)
-        gate = None if self.g_proj is None else self.g_proj(x).unflatten(-1, o.shape[-2:])
-        return self.o_proj(self.norm(o, gate).flatten(-2).to(x.dtype))
+        gate = gates[0].unflatten(-1, o.shape[-2:]) if gates else None
+        return linear(self.o_proj, self.norm(o, gate).flatten(-2).to(x.dtype))
+
+    def _split(self, mixed: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries and keys [B, T, Hk, dk], of unit length where they are to be, and values [B, T, H * dv]."""
+        if self.unit_keys and self.feature_map is None:
+            keys = (2 * self.key_heads, self.head_k_dim)
+            both, v = mixed.split([2 * self.key_size, self.value_size], -1)
+            if (unit := unit_vectors(both, *keys, UNIT_EPS)) is not None:
+                q, k = unit.unflatten(-1, keys).split(self.key_heads, -2)
+                return q, k, v
+        q, k, v = mixed.split([self.key_size, self.key_size, self.value_size], -1)
+        q, k = self.features(q), self.features(k)
+        return (unit_length(q), unit_length(k), v) if self.unit_keys else (q, k, v)
 
 
 def unit_length(x: Tensor) -> Tensor:
-    return x * torch.rsqrt(x.square().sum(-1, keepdim=True) + 1e-6)
+    return x * torch.rsqrt(x.square().sum(-1, keepdim=True) + UNIT_EPS)

@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from dla.layers.fused import token_entropy
 from dla.layers.packing import Packing
 
 IGNORED = -100
@@ -28,13 +29,17 @@ def token_loss(
 ) -> Tensor:
     """Mean cross-entropy over the targets that count (or their sum over ``items``).
 
-    hidden [B, T, d], targets [B, T]. Logits are made ``chunk`` tokens at a time, and again for the gradient.
+    hidden [B, T, d], targets [B, T]. Logits are made ``chunk`` tokens at a time, and again for the gradient;
+    a few of them in one piece.
     """
     counted = targets != IGNORED
+    divisor = counted.sum().clamp(min=1) if items is None else items
+    if (fused := token_entropy(head, hidden, targets, counted)) is not None:
+        return fused / divisor
     total = _wide(hidden[:, :1]).sum() * 0  # a loss with a gradient (of zero) even where nothing counts
     for part in _pieces(head, hidden[counted], targets[counted], chunk, "sum"):
         total = total + part
-    return total / (counted.sum().clamp(min=1) if items is None else items)
+    return total / divisor
 
 
 def token_losses(head: Callable[[Tensor], Tensor], hidden: Tensor, targets: Tensor, chunk: int) -> Tensor:

@@ -91,12 +91,14 @@ class Trainer:
         gate = None
         if self.model.config.dynamic:
             gate = temperature(step, self.gate, self.schedule.steps)
-            self.model.set_temperature(gate)
+            if gate != self.model.config.temperature:
+                self.model.set_temperature(gate)
         return lr, gate
 
     def _gradients(self, micros: Sequence[Micro], items: float) -> Tensor:
         """The sum of the losses over ``items``; its gradient is added up in the parameters."""
-        self.model.train()
+        if not self.model.training:  # which would walk over all modules
+            self.model.train()
         total = torch.zeros((), device=self.world.device)
         for i, micro in enumerate(micros):
             if self.world.mesh is not None:  # ranks share their gradients once a step

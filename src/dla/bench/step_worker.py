@@ -1,0 +1,80 @@
+"""Times training steps of small models with whatever ``dla`` it finds: one process of `dla bench step`.
+
+Run as a script, so that it can be run with the package of another checkout, of which it uses what all versions have.
+Every line of stdin is a request in JSON, answered by a line of JSON: {"threads": n}, then {"case": {...}} to make ready
+a model, then {"take": n} for n rounds, each of which gives seconds of the forward pass, the backward pass and a whole
+step with its optimizer. With one thread they are of the CPU, which do not count the time that others have it.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+
+def prepare(case: dict[str, Any], clock: Callable[[], float]) -> Callable[[], list[float]]:
+    """One round of a case: a model's options, a batch, a length and the part of its tokens that has a target."""
+    import torch
+
+    from dla.lab.cell import Training
+    from dla.models import DLAConfig, DLAForCausalLM
+    from dla.training.data.feed import Micro
+    from dla.training.trainer import inputs
+
+    torch.manual_seed(0)
+    model = DLAForCausalLM(DLAConfig(**case["model"]))
+    training: dict[str, Any] = {"steps": 1_000_000, "batch": case["batch"], "lr": 1e-4}
+    training["gate"] = "hard" if case["model"].get("temperature") is None else "soft"
+    trainer = Training(**training).trainer(model)
+    ids = torch.randint(0, case["model"]["vocab_size"], (case["batch"], case["length"]))
+    targets = torch.where(torch.rand(ids.shape) < case["targets"], ids, -100)
+    micro = Micro(ids, targets)
+    given = inputs(micro, torch.device("cpu"))
+    counted = int((targets != -100).sum())
+    done = 0
+
+    def take() -> list[float]:
+        nonlocal done
+        start = clock()
+        loss = model(**given, num_items_in_batch=counted, use_cache=False).loss
+        between = clock()
+        loss.backward()
+        end = clock()
+        model.zero_grad()
+        begin = clock()
+        trainer.step(done, [micro])
+        done += 1
+        return [between - start, end - between, clock() - begin]
+
+    model.train()
+    take()
+    take()
+    return take
+
+
+def main() -> None:
+    import torch
+
+    from dla.machine import keep_freed_memory
+
+    keep_freed_memory()
+    take: Callable[[], list[float]] = list
+    clock: Callable[[], float] = time.perf_counter
+    for line in sys.stdin:
+        request = json.loads(line)
+        answer: Any = True
+        if "threads" in request:
+            torch.set_num_threads(request["threads"])
+            clock = time.process_time if request["threads"] == 1 else time.perf_counter
+        if "case" in request:
+            take = prepare(request["case"], clock)
+        if "take" in request:
+            answer = [take() for _ in range(request["take"])]
+        print(json.dumps(answer), flush=True)
+
+
+if __name__ == "__main__":
+    main()

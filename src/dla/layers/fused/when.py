@@ -1,0 +1,66 @@
+"""When the fused pieces can run, and how tensors get to them."""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from dla.ops.cpu import library
+
+PLAIN = (Tensor, nn.Parameter)  # no subclass: those mean something else by their operations
+ROWS_A_PART, MOST_PARTS = 256, 64  # of sums over rows, which are made side by side
+
+
+def fusable(*tensors: Tensor | None) -> bool:
+    """Whether the C++ pieces can work on these: float32 on the CPU, eagerly, with nobody looking at torch's calls."""
+    if torch.compiler.is_compiling():
+        return False
+    for x in tensors:
+        if x is not None and not (type(x) in PLAIN and x.dtype == torch.float32 and x.device.type == "cpu"):
+            return False
+    return (
+        library.missing() is None
+        and not torch.is_autocast_enabled("cpu")
+        and torch._C._len_torch_dispatch_stack() == 0
+        and torch._C._functorch.peek_interpreter_stack() is None
+    )
+
+
+def plain(*modules: nn.Module) -> bool:
+    """Whether these are linear maps without a bias that nobody has hooked into or put something else in place of."""
+    return all(type(m) is nn.Linear and getattr(m, "bias", None) is None and not _hooked(m) for m in modules)
+
+
+def _hooked(m: nn.Module) -> bool:
+    return bool(m._forward_hooks or m._forward_pre_hooks or m._backward_hooks or m._backward_pre_hooks)
+
+
+def first_order(backward: Callable[..., Any]) -> Callable[..., Any]:
+    """A backward pass that cannot be differentiated again, and says so instead of returning what has no gradient."""
+
+    @functools.wraps(backward)
+    def call(ctx: Any, *gradients: Tensor) -> Any:
+        if torch.is_grad_enabled():
+            raise RuntimeError(
+                "gradients of gradients (create_graph=True) are not available from the C++ pieces of layers: "
+                "compute in float64, or set DLA_NO_COMPILED=1"
+            )
+        return backward(ctx, *gradients)
+
+    return call
+
+
+def rows_of(x: Tensor) -> tuple[Tensor, int]:
+    """x [..., size] as [rows, size] with its numbers side by side, and how far apart rows are; a copy if need be."""
+    x = x.detach().reshape(-1, x.shape[-1])
+    if x.shape[1] > 1 and x.stride(1) != 1:
+        x = x.contiguous()
+    row = x.stride(0) if x.shape[0] > 1 else x.shape[1]
+    return (x, row) if row >= x.shape[1] else (x.contiguous(), x.shape[1])
+
+
+def parts_of(rows: int) -> int:
+    """Into how many sums, fixed by the shape alone, a sum over rows is split."""
+    return max(1, min(MOST_PARTS, rows // ROWS_A_PART))
