@@ -39,6 +39,8 @@ def unable(problem: Problem) -> str | None:
     """Why these kernels cannot run a problem."""
     if problem.needs_gradient and problem.routed:
         return "the C++ kernels have no backward pass of routed reads yet"
+    if problem.needs_gradient and problem.routed and problem.beta is not None:
+        return "the C++ kernels have no backward pass of routed reads with the delta rule (beta) yet"
     return binding.unable(problem)
 
 
