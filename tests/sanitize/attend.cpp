@@ -194,7 +194,8 @@ void compare(const Call &call, int64_t n, int64_t h) {
             for (int64_t i = 0; i < a.dk; ++i) product += q[i] * keys[s][i], length += std::fabs(q[i] * keys[s][i]);
             const double by = a.scale * weight(call, n, h, t, s);
             size += std::fabs(by) * length;
-            for (int64_t j = 0; j < a.dv; ++j) o[j] += by * product * call.v[(call.offset[n] + s) * a.v_stride + h * a.dv + j];
+            const float *v = &call.v[(call.offset[n] + s) * a.v_stride + h * a.dv];
+            for (int64_t j = 0; j < a.dv; ++j) o[j] += by * product * v[j];
         }
         for (int64_t j = 0; j < a.dv; ++j) {
             const float found = call.o[((call.offset[n] + t) * a.heads + h) * a.dv + j];

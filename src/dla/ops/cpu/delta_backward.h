@@ -2,8 +2,8 @@
 //
 // A matrix is moved over every chunk, and the gradients of keys need it as it was before. So the sequence is cut into
 // blocks of chunks: a first walk keeps what the memory is at the start of every block; then, from the last block to the
-// first, the memory is what it was there, a walk forward over the block computes what backward.h's does and writes a tape
-// that has the matrices too, and a walk backward follows the tape.
+// first, the memory is what it was there, a walk forward over the block computes what backward.h's does and writes a
+// tape that has the matrices too, and a walk backward follows the tape.
 //
 // Loose rows have keys that are moved over chunks as well. Their gradients wait in a row of `carried` for each token,
 // which goes back over the chunks as the keys went forward, until the chunk that the token is from.
@@ -144,13 +144,16 @@ struct DeltaBack : BackChunk {
 
     void move_rows(float *keys, int64_t rows, const int32_t *which, Arena &) {
         if (!rows || !loose.fit(rows * CHUNK, arena)) return;
-        if (learns)
-            if (float *copy = note_rows(Event::move_rows, nullptr, 0, rows, which, dkp)) memcpy(copy, keys, rows * dkp * 4);
+        if (learns) {
+            float *copy = note_rows(Event::move_rows, nullptr, 0, rows, which, dkp);
+            if (copy) memcpy(copy, keys, rows * dkp * 4);
+        }
         delta.move_rows(shared, m, keys, rows, loose.floats);
     }
 
     // An event of rows, with so many floats of each; where these may be written, null without memory.
-    float *note_rows(decltype(Event::kind) kind, float *matrix, float a, int64_t many, const int32_t *which, int64_t each) {
+    float *note_rows(decltype(Event::kind) kind, float *matrix, float a, int64_t many, const int32_t *which,
+                     int64_t each) {
         Event *event = events.add(1, arena);
         int32_t *listed = tokens.add(many, arena);
         float *copy = tape.add(many * each, arena);
