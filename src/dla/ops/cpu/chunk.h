@@ -128,7 +128,8 @@ struct Shared {
     }
     static Shared at(float *x, const AttendArgs &a) {
         Shared made = {x, x + LANES, x + LANES + a.dk * CHUNK, nullptr, nullptr, nullptr};
-        if (a.beta) made.K = made.S + CHUNK * CHUNK, made.KT = made.K + CHUNK * padded(a.dk), made.KK = made.KT + a.dk * CHUNK;
+        if (!a.beta) return made;
+        made.K = made.S + CHUNK * CHUNK, made.KT = made.K + CHUNK * padded(a.dk), made.KK = made.KT + a.dk * CHUNK;
         return made;
     }
 
@@ -170,7 +171,7 @@ struct Chunk {
     const AttendArgs &args;
     const int64_t h, key_head, dk, dv, dvp;
     Shared shared;
-    const float *queries, *products;  // what states and own tokens are read with: Q and S of what is shared, or like them
+    const float *queries, *products;  // what states and own tokens are read with: shared Q and S, or like them
     float *V, *W, *P, *O;  // [CHUNK][dvp] values, weighted values; [CHUNK][CHUNK]; [CHUNK][dvp] outputs
     Scratch loose;             // [rows][CHUNK] of loose rows
     int64_t first = 0, m = 0;  // the chunk's tokens

@@ -1,6 +1,6 @@
 // The delta rule: every token first takes out of every state what that state holds at its key.
 //
-// With A_t = I - beta_t k_t k_t^T (decays are numbers, and stay apart as in chunk.h), a chunk of m tokens does to a state S
+// Decays are numbers, and stay apart as in chunk.h. With A_t = I - beta_t k_t k_t^T, a chunk of m tokens does to a state S
 //
 //     S <- A_m ... A_1 S + sum_s A_m ... A_(s+1) beta_s k_s v_s^T  =  S - H^T (K S) + H^T V
 //
@@ -35,8 +35,8 @@ struct Delta {
         if (Q) memset(Q, 0, dkp * CHUNK * 4);
     }
 
-    // beta: of the chunk's tokens, `stride` apart; reads: whether products and queries are wanted too. Returns whether all
-    // is finite; if not, no token reaches earlier ones.
+    // beta: of the chunk's tokens, `stride` apart; reads: whether products and queries are wanted too. Returns whether
+    // all is finite; if not, no token reaches earlier ones.
     bool fill(const Shared &shared, int64_t m, const float *beta, int64_t stride, bool reads = true) {
         solve(shared.KK, m, beta, stride);
         const bool finite = finite_rows(U, CHUNK, m, m) && *shared.finite != 0;
@@ -135,8 +135,8 @@ struct DeltaChunk : Chunk {
         else pass(matrix, E, 1, E[m - 1], true);
     }
 
-    // Read a matrix, and move it over the chunk; matrix <- fade (matrix - H^T K matrix), plus own tokens if it takes them.
-    // Some columns at a time, so that they stay in the cache.
+    // Read a matrix, and move it over the chunk: matrix <- fade (matrix - H^T K matrix), plus own tokens if it takes
+    // them. Some columns at a time, so that they stay in the cache.
     void pass(float *matrix, const float *weight, float factor, float fade, bool takes) {
         float by_time[CHUNK];
         const int64_t dkp = delta.dkp;

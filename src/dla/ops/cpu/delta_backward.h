@@ -2,8 +2,8 @@
 //
 // A matrix is moved over every chunk, and the gradients of keys need it as it was before. So the sequence is cut into
 // blocks of chunks: a first walk keeps what the memory is at the start of every block; then, from the last block to the
-// first, the memory is what it was there, a walk forward over the block computes what backward.h's does and writes a tape
-// that has the matrices too, and a walk backward follows the tape.
+// first, the memory is what it was there, a walk forward over the block computes what backward.h's does and writes a
+// tape that has the matrices too, and a walk backward follows the tape.
 //
 // Loose rows have keys that are moved over chunks as well. Their gradients wait in a row of `carried` for each token,
 // which goes back over the chunks as the keys went forward, until the chunk that the token is from.
@@ -145,13 +145,16 @@ struct DeltaBack : BackChunk {
 
     void move_rows(float *keys, int64_t rows, const int32_t *which, Arena &) {
         if (!rows || !loose.fit(rows * CHUNK, arena)) return;
-        if (learns)
-            if (float *copy = note_rows(Event::move_rows, nullptr, 0, rows, which, dkp)) memcpy(copy, keys, rows * dkp * 4);
+        if (learns) {
+            float *copy = note_rows(Event::move_rows, nullptr, 0, rows, which, dkp);
+            if (copy) memcpy(copy, keys, rows * dkp * 4);
+        }
         delta.move_rows(shared, m, keys, rows, loose.floats);
     }
 
     // An event of rows, with so many floats of each; where these may be written, null without memory.
-    float *note_rows(decltype(Event::kind) kind, float *matrix, float a, int64_t many, const int32_t *which, int64_t each) {
+    float *note_rows(decltype(Event::kind) kind, float *matrix, float a, int64_t many, const int32_t *which,
+                     int64_t each) {
         Event *event = events.add(1, arena);
         int32_t *listed = tokens.add(many, arena);
         float *copy = tape.add(many * each, arena);
@@ -431,10 +434,15 @@ template <class Memory> struct DeltaWalk {
         if (!arena.failed) chunk.finish(cut.length);
         return !arena.failed;
     }
-    static int64_t block_of(int64_t chunks) {  // so that there are about as many blocks as chunks in one
+    // Chunks of a block: at least so many that there are no more blocks than that, and as many as the tape may hold.
+    int64_t block_of(int64_t chunks) const {
         int64_t each = 1;
         while (each * each < chunks) ++each;
-        return each;
+        const int64_t moved = args.memory == ::Memory::single ? 1 : 4;  // matrices a chunk, about
+        const int64_t fits = chunk.back.tape / ((args.dk + CHUNK) * padded(args.dv) * 4 * moved);
+        if (fits <= each) return each;
+        const int64_t blocks = (chunks + fits - 1) / fits;
+        return (chunks + blocks - 1) / blocks;
     }
 
     void back_over(int64_t from, int64_t to) {
