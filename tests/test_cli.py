@@ -35,7 +35,7 @@ def test_bench_prints_what_it_measured(tmp_path, capsys):
         assert {"single", "log_linear", "dynamic", "sdpa", "chunked dynamic", "scan"} <= set(times)
         assert all(value > 0 for value in times.values())
         assert all(0 < ratio["low"] <= ratio["median"] <= ratio["high"] for ratio in stream["ratios"])
-        held = {row["call"]: row["bytes"] for row in stream["decode"]}
+        held = {row["call"]: row["bytes"] for row in stream["decode"]["tokens"]}
         assert held["single"] == 2 * 8 * 4 * 4 + 8 and held["dynamic"] > 0
     assert json.loads(out.read_text())["streams"] == streams
     assert out.with_suffix(".png").read_bytes().startswith(b"\x89PNG")

@@ -1,11 +1,13 @@
-// Drives outputs and final states: random calls, compared with all pairs of tokens, and hostile ones.
+// Drives outputs, final states and gradients: random calls, compared with all pairs of tokens, and hostile ones.
 #include <cmath>
 #include <cstring>
 
 #include "../../src/dla/ops/cpu/args.h"
 #include "drive.h"
+#include "pairs.h"
 
 extern "C" int64_t dla_attend(const AttendArgs *);
+extern "C" int64_t dla_backward(const BackwardArgs *);
 
 namespace {
 
@@ -14,7 +16,7 @@ struct Call {
     AttendArgs args;
     std::vector<int64_t> offset, length, position, origin;
     std::vector<int64_t> rows, final_rows;
-    std::vector<float> q, k, v, lam, g, route, initial, initial_keys, o, final, final_keys;
+    std::vector<float> q, k, v, lam, g, route, gate, initial, initial_keys, o, final, final_keys;
     std::vector<float> factor, row_keys, row_values, row_coefficient;
     std::vector<float> final_factor, final_row_keys, final_row_values, final_row_coefficient;
     std::vector<int32_t> death, initial_death, matrix, places, final_matrix;
@@ -26,7 +28,7 @@ struct Call {
         AttendArgs &a = args;
         a.offset = offset.data(), a.length = length.data(), a.position = position.data(), a.origin = origin.data();
         a.q = q.data(), a.k = k.data(), a.v = v.data(), a.o = o.data(), a.death = death.data();
-        a.lam = maybe(lam), a.g = maybe(g), a.route = maybe(route), a.initial = maybe(initial);
+        a.lam = maybe(lam), a.g = maybe(g), a.route = maybe(route), a.gate = maybe(gate), a.initial = maybe(initial);
         a.initial_keys = maybe(initial_keys), a.initial_death = initial_death.data();
         a.final = const_cast<float *>(maybe(final)), a.final_keys = const_cast<float *>(maybe(final_keys));
         a.matrix = matrix.data(), a.factor = factor.data(), a.rows = rows.data(), a.places = places.data();
@@ -127,53 +129,28 @@ Call random_call(Draw &draw, bool carries) {
     fill(draw, call.v, a.tokens * a.v_stride), call.o.assign(places * a.dv, NAN);
     if (draw.chance(0.5)) fill(draw, call.g, places, 0.05, -0.1);
     if (a.memory != Memory::single) a.width = draw.whole(1, 10), fill(draw, call.lam, places * a.width, 0.3, 1);
-    if (carries && a.memory == Memory::dynamic && draw.chance(0.5)) fill(draw, call.route, places, 0.1, 2);
+    if (a.memory == Memory::dynamic && draw.chance(0.5)) fill(draw, call.route, places, 0.1, 2);
+    const bool soft = !carries && a.memory == Memory::dynamic && draw.chance(0.5);
+    for (int64_t i = 0; soft && i < places; ++i) call.gate.push_back(draw.chance(0.2) ? draw.whole(0, 1) : draw.share());
     a.states = a.memory == Memory::single ? 1 : a.memory == Memory::dynamic ? draw.whole(2, 5) : 9;
     if (a.memory == Memory::dynamic) a.longest_short = draw.whole(1, 9), a.most_loose = draw.whole(1, a.longest_short);
     call.death.assign(places, -1);
     if (carries) carry(draw, call);
     for (int64_t i = 0; a.memory == Memory::dynamic && i < a.sequences * a.heads; ++i)
         live(draw, call, i / a.heads, i % a.heads);
-    if (draw.chance(0.5)) want_state(call);
+    if (!soft && draw.chance(0.5)) want_state(call);
     call.point();
     return call;
 }
 
-// The weight of token s in the read of token t, both counted from the sequence's start, nothing carried in.
-double weight(const Call &call, int64_t n, int64_t h, int64_t t, int64_t s) {
-    const AttendArgs &a = call.args;
-    if (a.memory == Memory::single) return 1;
-    int64_t slot = 0, states = 0;
-    if (a.memory == Memory::log_linear)
-        for (int64_t apart = t ^ s; apart; apart >>= 1) ++slot;
-    for (int64_t start = 0; a.memory == Memory::dynamic && start <= t; ++start) {
-        const int32_t death = call.death[(call.offset[n] + start) * a.heads + h];
-        if (death < 0 || (death != ALIVE && death - call.origin[n] <= t)) continue;
-        if (start <= s) slot = states;  // the last start at or before s: its state
-        ++states;
-    }
-    if (a.memory == Memory::dynamic && a.recency) slot = states - 1 - slot;
-    return call.lam[((call.offset[n] + t) * a.heads + h) * a.width + std::min(slot, a.width - 1)];
-}
-
 void compare(const Call &call, int64_t n, int64_t h) {
     const AttendArgs &a = call.args;
-    const int64_t key = h / (a.heads / a.key_heads);
+    Pairs pairs(a, n, h);
     for (int64_t t = 0; t < call.length[n]; ++t) {
-        std::vector<double> o(a.dv, 0);
-        const float *q = &call.q[(call.offset[n] + t) * a.q_stride + key * a.dk];
-        double decay = 0, size = 0;
-        for (int64_t s = t; s >= 0; --s) {
-            const int64_t at = call.offset[n] + s;
-            const float *k = &call.k[at * a.k_stride + key * a.dk];
-            double product = 0;
-            for (int64_t i = 0; i < a.dk; ++i) product += double(q[i]) * k[i];
-            product *= a.scale * weight(call, n, h, t, s) * std::exp(decay), size += std::fabs(product);
-            for (int64_t j = 0; j < a.dv; ++j) o[j] += product * call.v[at * a.v_stride + h * a.dv + j];
-            if (!call.g.empty()) decay += call.g[at * a.heads + h];
-        }
+        double size;
+        const std::vector<double> o = pairs.output(t, size);
         for (int64_t j = 0; j < a.dv; ++j) {
-            const float found = call.o[((call.offset[n] + t) * a.heads + h) * a.dv + j];
+            const float found = call.o[pairs.at(t) * a.dv + j];
             expect(std::fabs(found - o[j]) <= 1e-4 * (1 + size), "memory %ld, token %ld: %g instead of %g",
                    long(a.memory), long(t), found, o[j]);
         }
@@ -211,6 +188,10 @@ const std::vector<Hostile> HOSTILE = {  // all of them must be refused
     PUT(offset, -1), PUT(offset, INT64_MAX), PUT(offset, 71), PUT(length, -1), PUT(length, INT64_MAX),
     PUT(origin, -1), PUT(origin, INT32_MAX), PUT(origin, INT64_MAX),
     {"no start at all", [](Call &c) { for (auto *x : {&c.death, &c.initial_death}) for (int32_t &e : *x) e = -1; }},
+    {"a start that ends before it begins",
+     [](Call &c) { for (size_t i = 2; i < c.death.size(); ++i) c.death[i] = c.death[i] < 0 ? -1 : 0; }},
+    {"an oldest start that ends", [](Call &c) { for (int32_t *ends = &c.initial_death[0]; *ends == ALIVE;) *ends = 5; }},
+    {"a soft gate with states", [](Call &c) { c.args.gate = c.route.data(); }},
     {"a start at every token", [](Call &c) { for (int32_t &ends : c.death) ends = ALIVE; }},
 };
 
@@ -259,6 +240,102 @@ const Test hostile("attend: hostile numbers, sizes and pointers", [](Draw &draw)
         wrong.change(call);
         expect(call.run() > 0, "%s: not refused", wrong.name);
     }
+});
+
+// Gradients of a call's outputs, with all their arrays.
+struct Back {
+    Call &call;
+    BackwardArgs args;
+    std::vector<float> d_o, d_q, d_k, d_v, d_lam, d_g, d_route, d_gate;
+
+    Back(Draw &draw, Call &of) : call(of) {
+        AttendArgs &a = call.args;
+        std::memset(&args, 0, sizeof args);
+        args.attend = &a, args.parts = draw.whole(1, a.heads / a.key_heads);
+        const int64_t heads = a.tokens * a.heads;
+        fill(draw, d_o, heads * a.dv), d_v.assign(heads * a.dv, 0), d_lam.assign(heads * a.width, 0);
+        for (auto *x : {&d_q, &d_k}) x->assign(args.parts * a.tokens * a.key_heads * a.dk, 0);
+        d_g.assign(a.g ? heads : 0, 0), d_route.assign(a.route ? heads : 0, 0), d_gate.assign(a.gate ? heads : 0, 0);
+        args.d_o = d_o.data(), args.d_q = d_q.data(), args.d_k = d_k.data(), args.d_v = d_v.data();
+        args.d_lam = d_lam.data(), args.d_route = d_route.data(), args.d_gate = d_gate.data();
+        args.d_g = a.g ? d_g.data() : nullptr;
+    }
+    int64_t run() { return dla_backward(&args); }
+
+    // Of one number of an array.
+    void check(Pairs &pairs, const char *name, std::vector<double> &of, const std::vector<float> &found,
+               int64_t at) {
+        if (of.empty()) return;
+        const double slope = pairs.slope(d_o, of[at]);
+        expect(std::fabs(found[at] - slope) <= 2e-3 * (1 + std::fabs(slope)), "d_%s: %g instead of %g", name, found[at], slope);
+    }
+};
+
+// One number of every input of a head that has its keys to itself.
+void compare_gradients(Draw &draw, Back &back, int64_t n, int64_t h) {
+    const AttendArgs &a = back.call.args;
+    Pairs pairs(a, n, h);
+    const int64_t t = draw.whole(0, a.length[n] - 1), at = pairs.at(t);
+    const int64_t key = at * a.dk + draw.whole(0, a.dk - 1), value = at * a.dv + draw.whole(0, a.dv - 1);
+    back.check(pairs, "q", pairs.q, back.d_q, key), back.check(pairs, "k", pairs.k, back.d_k, key);
+    back.check(pairs, "v", pairs.v, back.d_v, value), back.check(pairs, "g", pairs.g, back.d_g, at);
+    if (a.width) back.check(pairs, "lam", pairs.lam, back.d_lam, at * a.width + draw.whole(0, a.width - 1));
+    back.check(pairs, "route", pairs.route, back.d_route, at);
+    if (t && !back.d_gate.empty() && pairs.gate[at] > 0 && pairs.gate[at] < 1)
+        back.check(pairs, "gate", pairs.gate, back.d_gate, at);
+}
+
+const Test slopes("backward: random calls, against differences of sums over all pairs", [](Draw &draw) {
+    for (int round = 0; round < 120; ++round) {
+        Call call = random_call(draw, false);
+        Back back(draw, call);
+        expect(back.run() == 0, "a valid call was refused");
+        if (call.args.heads > call.args.key_heads || call.args.dk > 8 || call.args.dv > 16) continue;
+        for (int64_t n = 0; n < call.args.sequences; ++n)
+            if (call.length[n] && call.length[n] < 100) compare_gradients(draw, back, n, draw.whole(0, call.args.heads - 1));
+    }
+});
+
+const Test odd_gradients("backward: random calls that carry states in, and odd numbers", [](Draw &draw) {
+    const std::vector<float> odd = {NAN, INFINITY, -INFINITY, 1e38f, 1e-44f, 0, -3};
+    for (int round = 0; round < 200; ++round) {
+        Call call = random_call(draw, draw.chance(0.5));
+        Back back(draw, call);
+        for (auto *array : {&call.q, &call.k, &call.v, &call.lam, &call.route, &call.gate, &call.initial, &back.d_o})
+            while (!array->empty() && draw.chance(0.3)) (*array)[draw.whole(0, array->size() - 1)] = draw.of(odd);
+        const int64_t answer = back.run();
+        expect(answer == 0, "a call of memory %ld was refused: %ld", long(call.args.memory), long(answer));
+    }
+});
+
+const Test hostile_gradients("backward: hostile numbers, sizes and pointers", [](Draw &draw) {
+    const std::vector<std::pair<const char *, std::function<void(BackwardArgs &)>>> wrongs = {
+        {"no call", [](BackwardArgs &b) { b.attend = nullptr; }},  {"parts 0", [](BackwardArgs &b) { b.parts = 0; }},
+        {"parts -1", [](BackwardArgs &b) { b.parts = -1; }},       {"parts 3", [](BackwardArgs &b) { b.parts = 3; }},
+        {"no d_o", [](BackwardArgs &b) { b.d_o = nullptr; }},      {"no d_q", [](BackwardArgs &b) { b.d_q = nullptr; }},
+        {"no d_k", [](BackwardArgs &b) { b.d_k = nullptr; }},      {"no d_v", [](BackwardArgs &b) { b.d_v = nullptr; }},
+        {"no d_lam", [](BackwardArgs &b) { b.d_lam = nullptr; }},  {"no d_route", [](BackwardArgs &b) { b.d_route = nullptr; }},
+    };
+    for (const auto &[name, change] : wrongs) {
+        Call call = plain(draw);
+        Back back(draw, call);
+        expect(back.run() == 0, "the plain call was refused");
+        change(back.args);
+        expect(back.run() > 0, "%s: not refused", name);
+    }
+    for (const Hostile &wrong : HOSTILE) {
+        Call call = plain(draw);
+        Back back(draw, call);
+        wrong.change(call);
+        expect(back.run() > 0, "%s: not refused", wrong.name);
+    }
+    Call call = plain(draw);
+    call.args.carried = call.args.places_room = 0, call.args.final = nullptr, call.args.gate = call.route.data();
+    for (int64_t i = 0; i < 4; ++i) live(draw, call, i / 2, i % 2);
+    Back back(draw, call);
+    expect(back.run() == 0, "a soft gate was refused");
+    back.args.d_gate = nullptr;
+    expect(back.run() > 0, "no d_gate: not refused");
 });
 
 }  // namespace

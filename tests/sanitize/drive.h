@@ -15,6 +15,7 @@ struct Draw {
     explicit Draw(uint64_t seed) : source(seed) {}
     int64_t whole(int64_t low, int64_t high) { return std::uniform_int_distribution<int64_t>(low, high)(source); }
     bool chance(double p) { return std::bernoulli_distribution(p)(source); }
+    double share() { return std::uniform_real_distribution<double>()(source); }
     double normal() { return std::normal_distribution<double>()(source); }
     template <class T> const T &of(const std::vector<T> &choices) { return choices[whole(0, choices.size() - 1)]; }
 };

@@ -36,6 +36,7 @@ RATIOS = (
     ("scan", "decide"),
 )
 SLOW = ("chunked dynamic", "chunked single", "scan")  # take part in few rounds
+CHUNK = 64  # tokens, as in ops/cpu/chunk.h
 MATMUL = 1024  # rows and columns of the product that stands for the machine
 
 
@@ -77,7 +78,7 @@ def run(
 
 @torch.no_grad()
 def measure(s: Stream, shape: Shape, rounds: int, chunked: int, decoded: int) -> Row:
-    made = segment(s.k, s.v, s.g, capacity=shape.capacity)
+    made = segment(s.k, s.v, s.g, s.beta, capacity=shape.capacity)
     T, dk, dv = s.k.shape[1], s.k.shape[3], s.v.shape[3]
     figures = describe(made, dk, dv)
     calls = prefills(s, shape)
@@ -111,28 +112,31 @@ def prefills(s: Stream, shape: Shape) -> dict[str, Callable[[], object]]:
     rules: dict[str, Any] = {"capacity": shape.capacity}
 
     def dynamic(**options: Any) -> object:
-        return dynamic_linear_attention(s.q, s.k, s.v, s.lam, s.g, **rules, **options)
+        return dynamic_linear_attention(s.q, s.k, s.v, s.lam, s.g, s.beta, **rules, **options)
 
-    def scan() -> object:
-        """Decisions token by token, whatever would be faster."""
+    def by_token(call: Callable[[], object]) -> object:
+        """A call whose decisions are made token by token, whatever would be faster."""
         rows = backends.TABLE["decide"]
         backends.TABLE["decide"] = tuple(row for row in rows if row.kind != "by chunks")
         try:
-            return segment(s.k, s.v, s.g, **rules)
+            return call()
         finally:
             backends.TABLE["decide"] = rows
 
+    def decide() -> object:
+        return segment(s.k, s.v, s.g, s.beta, **rules)
+
     return {
-        "single": lambda: linear_attention(s.q, s.k, s.v, s.g),
-        "log_linear": lambda: log_linear_attention(s.q, s.k, s.v, s.lam, s.g),
+        "single": lambda: linear_attention(s.q, s.k, s.v, s.g, s.beta),
+        "log_linear": lambda: log_linear_attention(s.q, s.k, s.v, s.lam, s.g, s.beta),
         "dynamic": dynamic,
-        "decide": lambda: segment(s.k, s.v, s.g, **rules),
+        "decide": decide,
         "sdpa": lambda: F.scaled_dot_product_attention(q, k, v_padded, is_causal=True),
         "matmul": lambda: square @ square,
         "copy": lambda: target.copy_(source),
-        "chunked dynamic": lambda: dynamic(backend="chunked"),
-        "chunked single": lambda: linear_attention(s.q, s.k, s.v, s.g, backend="chunked"),
-        "scan": scan,
+        "chunked dynamic": lambda: by_token(partial(dynamic, backend="chunked")),
+        "chunked single": lambda: linear_attention(s.q, s.k, s.v, s.g, s.beta, backend="chunked"),
+        "scan": lambda: by_token(decide),
     }
 
 
@@ -162,7 +166,8 @@ def prefill_row(name: str, seconds: list[float], W: float, s: Stream) -> Row:
     median = statistics.median(seconds)
     (B, T, H, dv), dk = s.v.shape, s.k.shape[3]
     # multiplications that the memory cannot do without: a read of every state and the write, in units of dk dv
-    units = {"single": 2.0, "log_linear": 1 + 1 + (T.bit_length() - 1) / 2, "dynamic": 1 + W}
+    # (of Log-Linear the levels from CHUNK tokens on, of which half are live: shorter ones are read as tokens)
+    units = {"single": 2.0, "log_linear": 1 + max(1.0, (T.bit_length() - CHUNK.bit_length() + 1) / 2), "dynamic": 1 + W}
     flops: float | None = None
     if name.split()[-1] in units and "beside" not in name:
         flops = 2 * units[name.split()[-1]] * B * T * H * dk * dv / median / 1e9
@@ -178,18 +183,22 @@ def prefill_row(name: str, seconds: list[float], W: float, s: Stream) -> Row:
 
 
 @torch.no_grad()
-def decode(s: Stream, shape: Shape, tokens: int) -> list[Row]:
+def decode(s: Stream, shape: Shape, tokens: int) -> Row:
     """One token after another at places spread over the second half of the stream: time, bytes, W."""
     T, H, dk = s.v.shape[1], s.v.shape[2], s.k.shape[3]
     places = 16
     each, starts = max(1, tokens // places), [T // 2 + i * (T // 2) // places for i in range(places)]
     memories: dict[str, Callable[..., tuple[Tensor, Any]]] = {
-        "single": lambda x, **o: linear_attention(x.q, x.k, x.v, x.g, **o),
-        "log_linear": lambda x, **o: log_linear_attention(x.q, x.k, x.v, x.lam, x.g, **o),
-        "dynamic": lambda x, **o: dynamic_linear_attention(x.q, x.k, x.v, x.lam, x.g, capacity=shape.capacity, **o),
+        "single": lambda x, **o: linear_attention(x.q, x.k, x.v, x.g, x.beta, **o),
+        "log_linear": lambda x, **o: log_linear_attention(x.q, x.k, x.v, x.lam, x.g, x.beta, **o),
+        "dynamic": lambda x, **o: dynamic_linear_attention(
+            x.q, x.k, x.v, x.lam, x.g, x.beta, capacity=shape.capacity, **o
+        ),
     }
     seconds: dict[str, list[float]] = {name: [] for name in (*memories, "sdpa", "read once")}
     held: dict[str, list[int]] = {name: [] for name in memories}
+    touched: list[float] = []
+    halved: list[int] = []  # bytes of the dynamic state in bfloat16
     states: dict[str, State | None] = dict.fromkeys(memories)
     at = 0
     for start in starts:
@@ -204,16 +213,31 @@ def decode(s: Stream, shape: Shape, tokens: int) -> list[Row]:
                 call(one, initial_state=states[name], inplace=True)
                 seconds[name].append(time.perf_counter() - began)
                 held[name].append(live_bytes(states[name]))
+            touched.append(dense_states(states["dynamic"]))
             bytes_ = torch.empty(held["dynamic"][-1] // 4)
             seconds["read once"].append(_timed(bytes_.sum))
             if t < start + 4:
                 q = s.q[:, t : t + 1].transpose(1, 2).expand(-1, H, -1, -1)
                 seconds["sdpa"].append(_timed(partial(F.scaled_dot_product_attention, q, k, v)))
+        halved.append(states["dynamic"].clone().stored_in(torch.bfloat16).nbytes)  # type: ignore[union-attr]
     rows: list[Row] = []
     for name, x in seconds.items():
-        rows.append({"call": name, "us": 1e6 * statistics.mean(x), "median us": 1e6 * statistics.median(x),
-                     "bytes": statistics.mean(held[name]) if name in held else None})  # fmt: skip
-    return rows
+        median, bytes_held = statistics.median(x), statistics.mean(held[name]) if name in held else None
+        bandwidth = None if bytes_held is None else bytes_held / median / 1e9
+        rows.append({"call": name, "us": 1e6 * statistics.mean(x), "median us": 1e6 * median, "bytes": bytes_held,
+                     "GB/s": bandwidth, "W": statistics.mean(touched) if name == "dynamic" else None})  # fmt: skip
+    matrix = s.v.shape[0] * H * dk * s.v.shape[3] * 4
+    levels = statistics.mean(t.bit_count() for t in range(T // 2 + 1, T + 1)) * matrix
+    own = statistics.mean(held["dynamic"])
+    return {"tokens": rows, "dynamic bytes / Log-Linear's mean": own / levels,
+            "in bfloat16": statistics.mean(halved) / levels, "decoded": each * places}  # fmt: skip
+
+
+def dense_states(state: Any) -> float:
+    """W of a dynamic state: a read's share of dense matrices, the mean over its heads."""
+    _, _, dk, dv = state.held.shape
+    rows: Tensor = (state.counts * (dk + dv)).clamp_max(dk * dv).sum(-1) / (dk * dv)
+    return float(rows.mean())
 
 
 def live_bytes(state: Any) -> int:
@@ -241,4 +265,7 @@ def show(found: Row) -> None:
     rounded = [
         {name: f"{x:.2f}" if isinstance(x, float) else x for name, x in ratio.items()} for ratio in found["ratios"]
     ]
-    print(f"{table(rounded)}\n\none token, over the second half of the stream\n\n{table(found['decode'])}")
+    decode = found["decode"]
+    print(f"{table(rounded)}\n\none token, over the second half of the stream\n\n{table(decode['tokens'])}")
+    of_levels = {name: f"{decode[name]:.2f}" for name in ("dynamic bytes / Log-Linear's mean", "in bfloat16")}
+    print("; ".join(f"{name} {ratio}" for name, ratio in of_levels.items()))

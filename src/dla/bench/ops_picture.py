@@ -22,7 +22,8 @@ def draw(report: dict[str, Any]) -> bytes:
     )
     for ax, part, unit in zip(axes, ("prefill", "decode"), ("ms", "us"), strict=True):
         for i, stream in enumerate(streams):
-            times = {row["call"]: row[unit] for row in stream[part]}
+            rows = stream["decode"]["tokens"] if part == "decode" else stream["prefill"]
+            times = {row["call"]: row[unit] for row in rows}
             for j, name in enumerate(PREFILL):
                 y = -(i + 0.2 * j)
                 ax.barh(y, times[name], height=0.18, color=COLOURS[j], label=NAMES[name] if i == 0 else None)

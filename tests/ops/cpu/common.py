@@ -19,9 +19,9 @@ ROUTED = 4e-6  # the same with routed reads: an error of a cosine, times the sha
 
 
 def kernel_cases(count: int, seed: int = 0, modes: tuple[str, ...] = ("plain", "decay"), **fixed: Any) -> list[Case]:
-    """Seeded draws from all that the kernels carry."""
+    """Seeded draws from all that the kernels carry; ``modes`` are those of the stage."""
     draw, cases = random.Random(seed), []
-    carried = {"mode": modes, "soft": (False,), "merge": ("density",)}
+    carried = {"mode": modes, "merge": ("density",)}
     for _ in range(count):
         values = {name: draw.choice(carried.get(name, options)) for name, options in VALUES.items()}
         values["block"] = draw.choice((None, None, None, 3))

@@ -12,13 +12,14 @@ from hypothesis import strategies as st
 
 import dla
 from dla.ops.cpu import binding
-from tests.ops.common import OPERATORS, Case, call, cast, cut, make_inputs, segment
+from tests.ops.common import MODES, OPERATORS, Case, call, cast, cut, make_inputs, segment
 from tests.ops.cpu.common import assert_as_good_as_torch, kernel_cases, needs_library, widened
 
 pytestmark = needs_library
 
 LENGTHS = (0, 1, 2, 15, 16, 17, 63, 64, 65, 130, 200)
-CASES = [(T, case) for i, T in enumerate(LENGTHS) for case in kernel_cases(6 if T > 100 else 10, seed=i)]
+ALL = tuple(MODES)
+CASES = [(T, case) for i, T in enumerate(LENGTHS) for case in kernel_cases(8 if T > 100 else 12, seed=i, modes=ALL)]
 
 
 def decided(case: Case, x: dict[str, torch.Tensor], T: int, **more: Any) -> Any:
@@ -31,10 +32,10 @@ def decided(case: Case, x: dict[str, torch.Tensor], T: int, **more: Any) -> Any:
 def test_dynamic(T: int, case: Case, level: str) -> None:
     x = case.inputs(T, seed=T, dk=6, dv=5)
     made = decided(case, x, T)
-    assert_as_good_as_torch("dynamic", x, **case.options(T), segmentation=made, output_final_state=True)
+    assert_as_good_as_torch("dynamic", x, **case.options(T), segmentation=made, output_final_state=not case.soft)
 
 
-@pytest.mark.parametrize("case", kernel_cases(24, seed=50), ids=str)
+@pytest.mark.parametrize("case", kernel_cases(32, seed=50, modes=ALL, soft=False), ids=str)
 def test_dynamic_goes_on_from_a_state(case: Case, level: str) -> None:
     case = replace(case, packed=False)
     x = case.inputs(150, seed=3, dk=5, dv=17)
@@ -50,7 +51,7 @@ def test_dynamic_goes_on_from_a_state(case: Case, level: str) -> None:
         assert all(state.tensors()[name].equal(y) for name, y in before.items())  # a state is a value
 
 
-@pytest.mark.parametrize("mode", ["plain", "decay"])
+@pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("operator", ["linear", "log_linear"])
 @pytest.mark.parametrize("T", LENGTHS)
 def test_baselines(T: int, operator: str, mode: str, level: str) -> None:
@@ -58,7 +59,7 @@ def test_baselines(T: int, operator: str, mode: str, level: str) -> None:
     assert_as_good_as_torch(operator, x, output_final_state=True)
 
 
-@pytest.mark.parametrize("mode", ["plain", "decay"])
+@pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("operator", ["linear", "log_linear"])
 @pytest.mark.parametrize("split", [1, 5, 63, 64, 100, 128])
 def test_baselines_go_on_from_a_state(split: int, operator: str, mode: str, level: str) -> None:
@@ -67,11 +68,12 @@ def test_baselines_go_on_from_a_state(split: int, operator: str, mode: str, leve
     assert_as_good_as_torch(operator, cut(x, split, 210), initial_state=state, output_final_state=True)
 
 
+@pytest.mark.parametrize("mode", ["decay", "gated_delta"])
 @pytest.mark.parametrize("operator", OPERATORS)
-def test_packs_of_many_lengths(operator: str) -> None:
+def test_packs_of_many_lengths(operator: str, mode: str) -> None:
     lengths = (0, 1, 16, 0, 137, 3, 32, 5, 64, 0)
     edges = torch.tensor([0, *lengths]).cumsum(0)
-    x = make_inputs("decay", B=1, T=int(edges[-1]), H=3, dk=8, dv=16, width=4)
+    x = make_inputs(mode, B=1, T=int(edges[-1]), H=3, dk=8, dv=16, width=4)
     options: dict[str, Any] = {"cu_seqlens": edges, "output_final_state": True}
     if operator == "dynamic":
         case = Case(capacity=4)
@@ -90,19 +92,20 @@ def test_packs_of_many_lengths(operator: str) -> None:
     st.sampled_from(OPERATORS),
 )
 def test_any_size(dk: int, dv: int, T: int, seed: int, operator: str) -> None:
-    case = kernel_cases(1, seed)[0]
+    case = kernel_cases(1, seed, ALL)[0]
     x = case.inputs(T, seed, dk=dk, dv=dv, H=4)
     options: dict[str, Any] = {"output_final_state": True}
     if operator == "dynamic":
-        options |= case.options(T) | {"segmentation": decided(case, x, T)}
+        options = case.options(T) | {"segmentation": decided(case, x, T), "output_final_state": not case.soft}
     else:
         options |= case.packing(T)
     assert_as_good_as_torch(operator, x, **options)
 
 
-def test_many_states_and_strong_decays() -> None:
+@pytest.mark.parametrize("mode", ["decay", "gated_delta"])
+def test_many_states_and_strong_decays(mode: str) -> None:
     """Capacity 128, and decays that leave nothing of old states."""
-    x = make_inputs("decay", T=700, H=2, dk=16, dv=16, width=128, noise=1.0)
+    x = make_inputs(mode, T=700, H=2, dk=16, dv=16, width=128, noise=1.0)
     x["g"] = x["g"] * 20
     x["g"][:, 300] = -torch.inf
     case = Case(capacity=128)
@@ -111,10 +114,11 @@ def test_many_states_and_strong_decays() -> None:
     assert_as_good_as_torch("dynamic", x, **case.options(700), segmentation=made, output_final_state=True)
 
 
+@pytest.mark.parametrize("mode", ["decay", "gated_delta"])
 @pytest.mark.parametrize("operator", OPERATORS)
-def test_inputs_need_not_lie_side_by_side(operator: str) -> None:
+def test_inputs_need_not_lie_side_by_side(operator: str, mode: str) -> None:
     """Slices of one wide tensor, as a layer makes them, and transposed ones."""
-    x = cast(make_inputs("decay", T=70, H=4, Hk=2, dk=8, dv=8, width=3), torch.float32)
+    x = cast(make_inputs(mode, T=70, H=4, Hk=2, dk=8, dv=8, width=3), torch.float32)
     B, T = x["v"].shape[:2]
     wide = torch.cat([x[name].flatten(2) for name in ("q", "k", "v")], -1)
     q, k, v = wide.split([16, 16, 32], -1)
@@ -137,9 +141,10 @@ def test_half_precision_is_converted_at_the_door(operator: str, dtype: torch.dty
 
 
 @pytest.mark.parametrize("threads", [2, 4])
+@pytest.mark.parametrize("mode", ["decay", "gated_delta"])
 @pytest.mark.parametrize("operator", OPERATORS)
-def test_the_number_of_threads_changes_no_bit(operator: str, threads: int) -> None:
-    x = cast(make_inputs("decay", B=3, T=300, H=6, Hk=2, dk=16, dv=24, width=5), torch.float32)
+def test_the_number_of_threads_changes_no_bit(operator: str, mode: str, threads: int) -> None:
+    x = cast(make_inputs(mode, B=3, T=300, H=6, Hk=2, dk=16, dv=24, width=5), torch.float32)
 
     def run() -> tuple[torch.Tensor, torch.Tensor]:
         o, state = call(operator, x, output_final_state=True, backend="cpu")
@@ -169,9 +174,6 @@ def test_auto_takes_the_kernels() -> None:
 
 REASONS = {
     "float64": (dict, {}, "float64"),
-    "beta": (lambda x: x | {"beta": torch.rand_like(x["g"])}, {}, "delta rule"),
-    "soft": (dict, {"temperature": 0.1}, "soft gate"),
-    "routed gradient": (lambda x: x | {"v": x["v"].requires_grad_(), "route": torch.ones(2)}, {}, "routed reads"),
 }
 
 

@@ -5,6 +5,10 @@
 #include <cstring>
 #include <vector>
 
+#ifdef __linux__
+#include <sys/mman.h>
+#endif
+
 #include "api.h"
 #include "pool.h"
 
@@ -39,6 +43,17 @@ Named &chosen_level() {
 }
 
 namespace {
+
+// Fresh memory comes from the system page by page, which takes as long as a fast kernel's work: ask for large pages.
+void in_large_pages(void *from, uintptr_t bytes) {
+#ifdef __linux__
+    const uintptr_t page = uintptr_t(1) << 21, first = (uintptr_t(from) + page - 1) & ~(page - 1);
+    const uintptr_t end = (uintptr_t(from) + bytes) & ~(page - 1);
+    if (from && end > first) madvise((void *)first, end - first, MADV_HUGEPAGE);  // a hint: whatever it says is fine
+#else
+    (void)from, (void)bytes;
+#endif
+}
 
 constexpr int64_t SHARED_BYTES = int64_t(256) << 20;  // of what heads share; past that each makes its own
 
@@ -80,6 +95,7 @@ int64_t check(const AttendArgs &a) {
     if (a.memory == Memory::single && ((a.initial && a.carried != 1) || (a.final && a.states != 1))) return sizes;
     if (levels && (!a.position || a.carried > 62 || a.states > 62 || (a.carried && !a.initial))) return tensors;
     if (a.route && (!dynamic || (a.carried && !a.initial_keys))) return tensors;
+    if (a.gate && (!dynamic || a.carried || a.final)) return states;
     if (!lie_apart(a)) return sequences;
     for (int64_t n = 0; n < a.sequences; ++n) {
         if (dynamic && !in_range(a.origin[n], 0, INT32_MAX - 1 - a.length[n])) return sequences;
@@ -110,20 +126,23 @@ bool held(const AttendArgs &a, int64_t n, int64_t h) {
     return !a.final || a.final_room >= std::min(short_ones, a.length[n]) + rows;
 }
 
-// Whether the lifetimes of a head never have more states than there is room for, and begin with one.
+// Whether the lifetimes of a head never have more states than there is room for, and begin with one; a start ends after
+// it began, and the oldest never.
 bool lives(const AttendArgs &a, int64_t n, int64_t h) {
     const int64_t length = a.length[n];
     int64_t alive = 0;
     for (int64_t i = 0; i < a.carried; ++i) alive += a.initial_death[(n * a.heads + h) * a.carried + i] >= 0;
     int8_t *ending = (int8_t *)calloc(length + 1, 1);
     if (!ending) return false;
-    auto note = [&](int32_t death) {
+    bool good = true, oldest = true;
+    auto note = [&](int32_t death, int64_t start) {
         const int64_t step = death - a.origin[n];
-        if (death >= 0 && death != ALIVE && step >= 0 && step < length) ending[step] = 1;
+        const bool ends = death >= 0 && death != ALIVE && step >= 0 && step < length;
+        if (ends) ending[step] = 1, good = good && step > start && !oldest;
+        oldest = oldest && death < 0;
     };
-    for (int64_t i = 0; i < a.carried; ++i) note(a.initial_death[(n * a.heads + h) * a.carried + i]);
-    for (int64_t t = 0; t < length; ++t) note(a.death[(a.offset[n] + t) * a.heads + h]);
-    bool good = true;
+    for (int64_t i = 0; i < a.carried; ++i) note(a.initial_death[(n * a.heads + h) * a.carried + i], -1);
+    for (int64_t t = 0; t < length; ++t) note(a.death[(a.offset[n] + t) * a.heads + h], t);
     for (int64_t t = 0; t < length && good; ++t) {
         alive += (a.death[(a.offset[n] + t) * a.heads + h] >= 0) - ending[t];
         good = alive >= 1 && alive <= a.states;
@@ -145,7 +164,9 @@ struct SharedChunks {
         for (int64_t n = 0; n < a.sequences; ++n)
             chunks += a.length[n] ? (lead(a, n) + a.length[n] + CHUNK - 1) / CHUNK : 0;
         if (a.heads <= a.key_heads || chunks * a.key_heads > SHARED_BYTES / 4 / each) return;
-        floats = (float *)aligned_alloc(64, (chunks * a.key_heads * each * 4 + 63) / 64 * 64);
+        const int64_t bytes = (chunks * a.key_heads * each * 4 + 63) / 64 * 64;
+        floats = (float *)aligned_alloc(64, bytes);
+        in_large_pages(floats, bytes);
         if (!floats) failed = true;
         else
             run_tasks(chunks * a.key_heads, a.threads, [&](int64_t i) {
@@ -174,6 +195,7 @@ int64_t over_heads(const Args &a, int64_t floats, Share share, Run run) {
 
 int64_t attend(const AttendArgs &a) {
     if (const int64_t wrong = check(a)) return wrong;
+    in_large_pages(a.o, uintptr_t(a.tokens) * uintptr_t(a.heads) * uintptr_t(a.dv) * 4);
     const Level &kernels = *chosen_level().level;
     auto run = [&](int64_t n, int64_t first, int64_t heads, const float *shared) {
         for (int64_t h = first; a.memory == Memory::dynamic && h < first + heads; ++h)
@@ -189,8 +211,9 @@ int64_t backward(const BackwardArgs &b) {
     const AttendArgs &a = *b.attend;
     if (const int64_t wrong = check(a)) return wrong;
     const int64_t group = a.heads / a.key_heads;
-    if (!in_range(b.parts, 1, group) || a.route) return sizes;
+    if (!in_range(b.parts, 1, group)) return sizes;
     if (a.tokens && !(b.d_o && b.d_q && b.d_k && b.d_v && (a.memory == Memory::single || b.d_lam))) return tensors;
+    if (a.tokens && ((a.route && !b.d_route) || (a.gate && !b.d_gate) || (a.beta && !b.d_beta))) return tensors;
     const Level &kernels = *chosen_level().level;
     const int64_t heads = (group + b.parts - 1) / b.parts, tasks = a.sequences * a.key_heads * b.parts;
     SharedChunks shared(a, kernels.shared_floats(a), kernels.attend_share);

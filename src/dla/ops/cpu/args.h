@@ -24,6 +24,8 @@ struct AttendArgs {
     const int64_t *origin;           // [N] what positions in death count from (dynamic)
     const float *q, *k, *v;          // [tokens, Hk, dk], [tokens, Hk, dk], [tokens, H, dv]
     const float *lam, *g, *route;    // [tokens, H, width], [tokens, H], [tokens, H]; null where there is none
+    const float *beta;               // [tokens, H] steps of the delta rule, or null
+    const float *gate;               // [tokens, H] the soft gate's p (dynamic, no state carried in or out), or null
     const int32_t *death;            // [tokens, H] (dynamic)
     const int32_t *initial_death;    // [N, H, carried] (dynamic)
     const float *initial;            // [N, H, carried, dk, dv]; dynamic: the pool of matrices; or null
@@ -50,7 +52,9 @@ struct BackwardArgs {
     const float *d_o;          // [tokens, H, dv]
     float *d_q, *d_k;          // [parts, tokens, Hk, dk], zero; the sums are in the first part then
     float *d_v, *d_lam;        // [tokens, H, ...], zero
-    float *d_g;                // [tokens, H], or null
+    float *d_g, *d_beta;       // [tokens, H], or null
+    float *d_route;            // [tokens, H] if there is a sharpness, zero
+    float *d_gate;             // [tokens, H] if there is a soft gate
 };
 
 struct DecideArgs {

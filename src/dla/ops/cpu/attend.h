@@ -7,20 +7,20 @@ namespace {
 constexpr int64_t TURN = 8;  // chunks that a head computes before the next one has its turn
 
 // One head: its scratch and its memory, which has chunk(chunk, position of its first token in the call) and finish().
-template <class Memory> struct Worker {
+template <class C, class Memory> struct Worker {
     Arena arena;
-    Chunk chunk;
+    C chunk;
     Memory memory;
     float *own;  // what it would share with other heads, if that is not given
 
     Worker(const AttendArgs &a, int64_t n, int64_t h, bool alone)
-        : chunk(a, h, arena), memory(a, n, h, chunk, arena), own(alone ? arena.floats(Shared::floats(a.dk)) : nullptr) {}
+        : chunk(a, h, arena), memory(a, n, h, chunk, arena), own(alone ? arena.floats(Shared::floats(a)) : nullptr) {}
 
     void turn(const AttendArgs &args, const Cut &cut, int64_t number, int64_t from, int64_t to, const float *shared) {
         for (int64_t c = from; c < to && !arena.failed; ++c) {
-            const int64_t begin = cut.begin(c), m = cut.end(c) - begin, floats = Shared::floats(args.dk);
+            const int64_t begin = cut.begin(c), m = cut.end(c) - begin, floats = Shared::floats(args);
             float *at = own ? own : (float *)shared + ((number + c) * args.key_heads + chunk.key_head) * floats;
-            Shared here = Shared::at(at, args.dk);
+            Shared here = Shared::at(at, args);
             if (own) here.fill(args, cut.offset + begin, m, chunk.key_head);
             chunk.begin(cut.offset, begin, m, here);
             memory.chunk(chunk, begin);
@@ -30,8 +30,9 @@ template <class Memory> struct Worker {
 };
 
 // Heads h ... h + heads of sequence n.
-template <class Memory> bool walk(const AttendArgs &args, int64_t n, int64_t h, int64_t heads, const float *shared) {
-    typedef Worker<Memory> One;
+template <class C, template <class> class Memory>
+bool walk(const AttendArgs &args, int64_t n, int64_t h, int64_t heads, const float *shared) {
+    typedef Worker<C, Memory<C>> One;
     Arena arena;
     One *workers = (One *)arena.bytes(heads * sizeof(One));
     if (!workers) return false;
@@ -68,13 +69,22 @@ template <class C> struct SingleHead {
     }
     void chunk(C &c, int64_t) {
         c.own(nullptr);
-        if (!fresh) c.read(matrix, c.E, 1, 0);
-        c.spread();
-        c.fold(matrix, c.E[c.m - 1], fresh, c.m, c.own_rows(0));
+        if constexpr (C::moves) {
+            c.read_and_take(matrix, fresh);
+        } else {
+            if (!fresh) c.read(matrix, c.E, 1, 0);
+            c.spread();
+            c.fold(matrix, c.E[c.m - 1], fresh, c.m, c.own_rows(0));
+        }
         fresh = false;
     }
     void finish(C &c) {
         if (final && !fresh) c.save_matrix(matrix, final);
+    }
+    // All that a chunk changes, piece by piece: visit(where it is, bytes).
+    template <class Visit> void remember(C &c, Visit &visit) {
+        visit(&fresh, sizeof fresh);
+        if (!fresh) visit(matrix, c.dk * c.dvp * 4);
     }
 };
 
@@ -134,7 +144,8 @@ template <class C> struct LevelHead {
                 by_time[t] = lam[column(blocks[b].start, position + t) * CHUNK + t] * c.E[t];
             c.read(blocks[b].matrix, by_time, blocks[b].factor, b);
         }
-        if constexpr (C::backward) learn(c);
+        if constexpr (C::backward)
+            if (c.learns) learn(c);
         c.spread();
         for (int64_t b = 0; b < count; ++b) blocks[b].factor *= c.E[c.m - 1];
         close(c, position + c.m);
@@ -189,6 +200,11 @@ template <class C> struct LevelHead {
         if (!final) return;
         for (int64_t b = 0; b < count; ++b)
             c.save_matrix(blocks[b].matrix, final + (bit_length(blocks[b].size) - 1) * c.dk * c.dv, blocks[b].factor);
+    }
+    template <class Visit> void remember(C &c, Visit &visit) {
+        visit(&count, sizeof count), visit(&spares, sizeof spares), visit(&position, sizeof position);
+        visit(blocks, count * sizeof(Block)), visit(spare, spares * sizeof(float *));
+        for (int64_t b = 0; b < count; ++b) visit(blocks[b].matrix, c.dk * c.dvp * 4);
     }
 };
 

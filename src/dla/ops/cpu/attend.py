@@ -1,10 +1,11 @@
-"""The second stage in C++: outputs and the final state, in float32, for transitions without beta."""
+"""The second stage in C++: outputs and the final state, in float32."""
 
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from dla.ops.chunked.gate import soft_gate
 from dla.ops.chunked.lifetimes import Lifetimes
 from dla.ops.chunked.tokens import tokens_after
 from dla.ops.cpu import binding
@@ -29,18 +30,14 @@ class AttendArgs(Arguments):
         "memory tokens sequences heads key_heads dk dv q_stride k_stride v_stride width recency threads carried states "
         "longest_short most_loose pool_matrices pool_rows places_room final_room",
         "scale",
-        "offset length position origin q k v lam g route death initial_death initial initial_keys matrix factor rows "
-        "places row_keys row_values row_coefficient o final final_keys final_matrix final_factor final_rows "
-        "final_row_keys final_row_values final_row_coefficient",
+        "offset length position origin q k v lam g route beta gate death initial_death initial initial_keys matrix "
+        "factor rows places row_keys row_values row_coefficient o final final_keys final_matrix final_factor "
+        "final_rows final_row_keys final_row_values final_row_coefficient",
     )
 
 
 def unable(problem: Problem) -> str | None:
     """Why these kernels cannot run a problem."""
-    if problem.beta is not None:
-        return "the C++ kernels have no outputs with the delta rule (beta) yet"
-    if problem.needs_gradient and problem.routed:
-        return "the C++ kernels have no backward pass of routed reads yet"
     return binding.unable(problem)
 
 
@@ -74,15 +71,16 @@ def log_linear(problem: Problem) -> tuple[Tensor, State | None]:
 
 def dynamic(problem: Problem, decided: Decided) -> tuple[Tensor, State | None]:
     made, capacity = decided.segmentation, problem.rules.capacity
+    gate = soft_gate(problem, decided) if problem.soft else None
     if capacity is None:
-        o = run(problem, **unbounded(problem, decided))
+        o = run(problem, gate, **unbounded(problem, decided))
         return o, tokens_after(problem, made) if problem.wants_state else None
     given: Given = {"death": made.death, "origin": torch.tensor(problem.layout.origins), "states": capacity}
     if problem.state is not None:
         assert isinstance(problem.state.held, Spans)
         given |= carried(problem.state.held) | {"initial_death": made.initial_death}
     final = room_after(problem, capacity) if problem.wants_state else {}
-    o = run(problem, **given, **{f"final{name}": x for name, x in final.items()})
+    o = run(problem, gate, **given, **{f"final{name}": x for name, x in final.items()})
     return o, state_after(problem, made, final, capacity) if final else None
 
 
@@ -150,8 +148,8 @@ def unbounded(problem: Problem, decided: Decided) -> Given:
     return {**given, "states": max(most, states, 1)}
 
 
-def run(problem: Problem, **given: Any) -> Tensor:
-    """Call the kernel; the outputs."""
+def run(problem: Problem, gate: Tensor | None = None, **given: Any) -> Tensor:
+    """Call the kernel; the outputs. ``gate`` [B * T, H] is the soft gate's."""
     layout, (N, H, dk, dv) = problem.layout, problem.shape
     places = {"offset": layout.offsets, "length": layout.lengths}
     tensors: dict[str, Tensor | None] = {name: torch.tensor(x, dtype=torch.int64) for name, x in places.items()}
@@ -160,8 +158,9 @@ def run(problem: Problem, **given: Any) -> Tensor:
     numbers |= {"recency": int(problem.slot_order == "recency"), "threads": torch.get_num_threads()}
     for name in ("q", "k", "v"):
         tensors[name], numbers[f"{name}_stride"] = flat(getattr(problem, name))
-    for name in ("lam", "g", "route"):
-        x = getattr(problem, name)
+    inputs = {name: getattr(problem, name) for name in ("q", "k", "v", "lam", "g", "route", "beta")} | {"gate": gate}
+    for name in ("lam", "g", "route", "beta", "gate"):
+        x = inputs[name]
         tensors[name] = None if x is None else x.float().contiguous()
     numbers["width"] = 0 if problem.lam is None else problem.lam.shape[-1]
     if problem.memory == "dynamic":
@@ -179,5 +178,5 @@ def run(problem: Problem, **given: Any) -> Tensor:
     o = o.to(problem.v.dtype)
     if problem.needs_gradient:
         kept = {name: None if x is None else x.detach() for name, x in tensors.items() if name != "o"}
-        o = CpuAttention.apply(o, arguments, kept, *(getattr(problem, name) for name in NAMES))
+        o = CpuAttention.apply(o, arguments, kept, *(inputs[name] for name in NAMES))
     return o

@@ -27,7 +27,7 @@ def unable(problem: Problem) -> str | None:
         return f"its tensors are on {problem.device.type}"
     if problem.dtype == torch.float64:
         return "the C++ kernels compute in float32, this is float64"
-    return "the C++ kernels have no soft gate yet" if problem.soft else None
+    return None
 
 
 class Arguments(ctypes.Structure):

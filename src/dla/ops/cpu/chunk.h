@@ -114,22 +114,42 @@ INLINE bool finite_rows(const float *x, int64_t stride, int64_t m, int64_t dim) 
     return sum(seen) + rest == 0;
 }
 
-// What the heads of a key head share of a chunk.
+// What the heads of a key head share of a chunk. Products are there for t >= s, and up to the vector that s is in.
 struct Shared {
-    float *Q;       // [dk][CHUNK] queries
-    float *S;       // [CHUNK][CHUNK] products with the chunk's own keys
     float *finite;  // whether the keys are
+    float *Q;       // [dk][CHUNK] queries
+    float *S;       // [CHUNK][CHUNK] products with the chunk's own keys: k_s . q_t
+    float *K, *KT;  // with beta: [CHUNK][dkp] and [dk][CHUNK] keys
+    float *KK;      // with beta: [CHUNK][CHUNK] k_s . k_t
 
-    static int64_t floats(int64_t dk) { return dk * CHUNK + CHUNK * CHUNK + LANES; }
-    static Shared at(float *x, int64_t dk) { return {x, x + dk * CHUNK, x + dk * CHUNK + CHUNK * CHUNK}; }
+    static int64_t floats(const AttendArgs &a) {
+        const int64_t plain = LANES + a.dk * CHUNK + CHUNK * CHUNK;
+        return a.beta ? plain + CHUNK * padded(a.dk) + a.dk * CHUNK + CHUNK * CHUNK : plain;
+    }
+    static Shared at(float *x, const AttendArgs &a) {
+        Shared made = {x, x + LANES, x + LANES + a.dk * CHUNK, nullptr, nullptr, nullptr};
+        if (a.beta) made.K = made.S + CHUNK * CHUNK, made.KT = made.K + CHUNK * padded(a.dk), made.KK = made.KT + a.dk * CHUNK;
+        return made;
+    }
 
     void fill(const AttendArgs &a, int64_t first, int64_t m, int64_t key_head) {
         const float *q = a.q + first * a.q_stride + key_head * a.dk, *k = a.k + first * a.k_stride + key_head * a.dk;
         transpose_rows(q, a.q_stride, m, a.dk, Q);
-        for (int64_t s = 0; s < m; s += STEP)
-            product<Into::set>(m - s < STEP ? m - s : STEP, CHUNK - s, a.dk, k + s * a.k_stride, a.k_stride, 1, Q + s,
-                               CHUNK, S + s * CHUNK + s, CHUNK);
+        meet(k, a.k_stride, a.dk, m, Q, S);
         *finite = finite_rows(k, a.k_stride, m, a.dk);
+        if (!a.beta) return;
+        const int64_t dkp = padded(a.dk);
+        for (int64_t t = 0; t < m; ++t) {
+            memcpy(K + t * dkp, k + t * a.k_stride, a.dk * 4);
+            memset(K + t * dkp + a.dk, 0, (dkp - a.dk) * 4);
+        }
+        transpose_rows(K, dkp, m, a.dk, KT);
+        meet(K, dkp, a.dk, m, KT, KK);
+    }
+    static void meet(const float *k, int64_t stride, int64_t dk, int64_t m, const float *with, float *made) {
+        for (int64_t s = 0; s < m; s += STEP)
+            product<Into::set>(m - s < STEP ? m - s : STEP, CHUNK - s, dk, k + s * stride, stride, 1, with + s, CHUNK,
+                               made + s * CHUNK + s, CHUNK);
     }
 };
 
@@ -139,15 +159,18 @@ struct Rows {
     int64_t stride;
     const float *values, *coefficient;
     const int32_t *token;  // from the sequence's first; below zero: carried in
+    const float *sway = nullptr;  // how each changes with the soft gate (see gate.h), where gradients of that are wanted
 };
 
 // One head's chunk: scratch, and the steps that every memory takes. A memory is written for any kind of chunk: this one
 // computes outputs, the one of backward.h gradients.
 struct Chunk {
     static constexpr bool backward = false;
+    static constexpr bool moves = false;  // whether states are more than their tokens, faded
     const AttendArgs &args;
     const int64_t h, key_head, dk, dv, dvp;
     Shared shared;
+    const float *queries, *products;  // what states and own tokens are read with: Q and S of what is shared, or like them
     float *V, *W, *P, *O;  // [CHUNK][dvp] values, weighted values; [CHUNK][CHUNK]; [CHUNK][dvp] outputs
     Scratch loose;             // [rows][CHUNK] of loose rows
     int64_t first = 0, m = 0;  // the chunk's tokens
@@ -171,7 +194,7 @@ struct Chunk {
 
     // `count` tokens from `position` of a sequence on, whose first token is `offset`
     void begin(int64_t offset, int64_t position, int64_t count, const Shared &of_keys) {
-        first = offset + position, m = count, shared = of_keys;
+        first = offset + position, m = count, shared = of_keys, queries = shared.Q, products = shared.S;
         for (int64_t t = 0; t < m; ++t) {
             token[t] = int32_t(position + t);
             const float *v = args.v + (first + t) * args.v_stride + h * dv;
@@ -220,7 +243,7 @@ struct Chunk {
         for (int i = 0; i < LANES; ++i) lane[i] = i;
         for (int64_t s = 0; s < m; ++s) {
             for (int64_t t = s / STEP * STEP; t < m; t += LANES) {
-                Vec x = load(shared.S + s * CHUNK + t);
+                Vec x = load(products + s * CHUNK + t);
                 if (args.g) x *= decay(s, t);
                 if (weight) x *= load(weight + s * CHUNK + t);
                 if (t < s + 1) x = (Vec)((Ints)x & (lane + int32_t(t) >= int32_t(s)));  // the future
@@ -235,12 +258,14 @@ struct Chunk {
     }
 
     void spread() {}  // all reads of the chunk are done
+    void move_rows(float *, int64_t, const int32_t *, Arena &) {}  // keys of loose rows, as they are at the chunk's end
 
-    // O += factor * weight[t] * q_t^T matrix; it is a part of state number `state`
-    void read(const float *matrix, const float *weight, float factor, int64_t) {
+    // O += factor * weight[t] * q_t^T matrix; it is a part of state number `state`. The matrix is then what it is at the
+    // chunk's end, but for the decay and the chunk's own tokens.
+    void read(float *matrix, const float *weight, float factor, int64_t) {
         float by_time[CHUNK];
         for (int64_t t = 0; t < m; t += LANES) store(by_time + t, load(weight + t) * factor);
-        product<Into::add_weighted>(m, dvp, dk, shared.Q, 1, CHUNK, matrix, dvp, O, dvp, by_time);
+        product<Into::add_weighted>(m, dvp, dk, queries, 1, CHUNK, matrix, dvp, O, dvp, by_time);
     }
 
     // The same of loose rows: many[i] of them belong to state i, whose weight is weight[i][CHUNK].
@@ -248,7 +273,7 @@ struct Chunk {
         const int64_t total = sum_of(many, states);
         if (!total || !loose.fit(total * CHUNK, arena)) return;
         float *at = loose.floats;
-        product<Into::set>(total, padded(m), dk, rows.keys, rows.stride, 1, shared.Q, CHUNK, at, CHUNK);
+        product<Into::set>(total, padded(m), dk, rows.keys, rows.stride, 1, queries, CHUNK, at, CHUNK);
         const float *coefficient = rows.coefficient;
         for (int64_t i = 0; i < states; ++i)
             for (int64_t r = 0; r < many[i]; ++r, ++coefficient, at += CHUNK)

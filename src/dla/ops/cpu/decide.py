@@ -26,6 +26,8 @@ def unable(problem: Problem) -> str | None:
     rules = problem.rules
     if rules.capacity is not None and rules.merge != "density":
         return f"decisions by chunks merge by density, this is {rules.merge}"
+    if problem.soft:
+        return "the soft gate is made from the states that every token sees, which decisions by chunks do not have"
     return binding.unable(problem)
 
 

@@ -4,29 +4,36 @@
 #include "decide.h"
 #include "decide_delta.h"
 #include "decode.h"
+#include "delta.h"
+#include "delta_backward.h"
 #include "spans.h"
 
 namespace {
 
-int64_t shared_floats(const AttendArgs &args) { return Shared::floats(args.dk); }
+int64_t shared_floats(const AttendArgs &args) { return Shared::floats(args); }
 
 bool attend_share(const AttendArgs &args, int64_t chunk, int64_t key_head, float *shared) {
     int64_t begin, m;
     const Cut cut = find_chunk(args, chunk, begin, m);
-    Shared::at(shared, args.dk).fill(args, cut.offset + begin, m, key_head);
+    Shared::at(shared, args).fill(args, cut.offset + begin, m, key_head);
     return true;
 }
 
-bool attend(const AttendArgs &args, int64_t n, int64_t h, int64_t heads, const float *shared) {
+template <class C> bool attend_by(const AttendArgs &args, int64_t n, int64_t h, int64_t heads, const float *shared) {
     switch (args.memory) {
-        case Memory::single: return walk<SingleHead<Chunk>>(args, n, h, heads, shared);
-        case Memory::log_linear: return walk<LevelHead<Chunk>>(args, n, h, heads, shared);
-        case Memory::dynamic: return walk<SpanHead<Chunk>>(args, n, h, heads, shared);
+        case Memory::single: return walk<C, SingleHead>(args, n, h, heads, shared);
+        case Memory::log_linear: return walk<C, LevelHead>(args, n, h, heads, shared);
+        case Memory::dynamic: return walk<C, SpanHead>(args, n, h, heads, shared);
     }
     return false;
 }
 
+bool attend(const AttendArgs &args, int64_t n, int64_t h, int64_t heads, const float *shared) {
+    return (args.beta ? attend_by<DeltaChunk> : attend_by<Chunk>)(args, n, h, heads, shared);
+}
+
 bool backward(const BackwardArgs &args, int64_t n, int64_t h, int64_t heads, int64_t part, const float *shared) {
+    if (args.attend->beta) return delta_backward(args, n, h, heads, part, shared);
     switch (args.attend->memory) {
         case Memory::single: return walk_back<SingleHead<BackChunk>>(args, n, h, heads, part, shared);
         case Memory::log_linear: return walk_back<LevelHead<BackChunk>>(args, n, h, heads, part, shared);

@@ -1,0 +1,110 @@
+"""A Mamba-2 mixer beside transformers' own with the same weights, both without their projections.
+
+    python benchmarks/mixer.py [--tokens N] [--json FILE]
+
+The projections, the same matrix products in both, are taken out: what goes in is given as the first one's output, and
+the second one passes its input on. What is left is the convolution, the recurrence, the skip and the gated norm.
+Rounds take turns; ratios are of medians, with the quartiles of the rounds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import Mamba2Config, Mamba2ForCausalLM
+
+from dla.bench.figures import machine
+from dla.layers import Packing
+from dla.models import DLAForCausalLM
+from dla.models.convert import convert
+
+ROUNDS = 7
+CHUNKS = (64, 256)  # transformers' chunk_size: which is faster depends on the machine
+
+
+class Given(nn.Module):
+    """In place of the first projection."""
+
+    def __init__(self, made: Tensor) -> None:
+        super().__init__()
+        self.made = made
+        self.weight = nn.Parameter(torch.empty(0))  # whose dtype and device the mixer asks for
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.made
+
+
+@torch.no_grad()
+def mixers(tokens: int, heads: int) -> tuple[dict[str, Callable[[], Tensor]], float]:
+    """The calls by name, and how far their outputs differ, over the largest."""
+    torch.manual_seed(0)
+    hidden = 32 * heads  # expand 2, heads of 64
+    calls: dict[str, Callable[[], Tensor]] = {}
+    made: dict[int, Any] = {}
+    for chunk in CHUNKS:
+        config = Mamba2Config(vocab_size=64, hidden_size=hidden, num_hidden_layers=1, num_heads=heads, head_dim=64,
+                              state_size=128, n_groups=1, chunk_size=chunk)  # fmt: skip
+        made[chunk] = Mamba2ForCausalLM(config).eval()
+        made[chunk].load_state_dict(made[CHUNKS[0]].state_dict())
+    x = torch.randn(1, tokens, hidden)
+    projected = made[CHUNKS[0]].backbone.layers[0].mixer.in_proj(x)
+    for chunk, model in made.items():
+        theirs = model.backbone.layers[0].mixer
+        calls[f"transformers, chunks of {chunk}"] = lambda m=theirs: m(x)
+    with tempfile.TemporaryDirectory() as folder:
+        made[CHUNKS[0]].save_pretrained(Path(folder) / "theirs")
+        for memory in ("single", "log_linear", "dynamic"):
+            convert(Path(folder) / "theirs", Path(folder) / memory, memory=memory)
+            ours = DLAForCausalLM.from_pretrained(Path(folder) / memory).eval().model.layers[0].mixer
+            calls[memory] = lambda m=ours: m(x, Packing(1, tokens))
+            without_projections(ours, projected)
+    for model in made.values():
+        without_projections(model.backbone.layers[0].mixer, projected)
+    expected = calls[f"transformers, chunks of {CHUNKS[0]}"]()
+    return calls, float((calls["single"]() - expected).abs().max() / expected.abs().max())
+
+
+def without_projections(mixer: Any, projected: Tensor) -> None:
+    mixer.in_proj, mixer.out_proj = Given(projected), nn.Identity()
+
+
+@torch.no_grad()
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tokens", type=int, default=4096)
+    parser.add_argument("--heads", type=int, default=8)
+    parser.add_argument("--json", type=Path)
+    chosen = parser.parse_args()
+    calls, difference = mixers(chosen.tokens, chosen.heads)
+    seconds: dict[str, list[float]] = {name: [] for name in calls}
+    for i in range(ROUNDS + 1):
+        for name, call in calls.items():
+            start = time.perf_counter()
+            call()
+            if i:
+                seconds[name].append(time.perf_counter() - start)
+    rows = []
+    for name, own in seconds.items():
+        ratios = sorted(a / b for a, b in zip(own, seconds["single"], strict=True))
+        low, high = ratios[len(ratios) // 4], ratios[-1 - len(ratios) // 4]
+        rows.append({"mixer": name, "ms": 1e3 * statistics.median(own), "of one state": statistics.median(ratios),
+                     "low": low, "high": high})  # fmt: skip
+        print(f"{name:28} {rows[-1]['ms']:8.1f} ms   {rows[-1]['of one state']:6.2f} ({low:.2f} to {high:.2f})")
+    print(f"{chosen.tokens} tokens, {chosen.heads} heads; outputs differ by {difference:.1e} of the largest")
+    if chosen.json:
+        sizes = {"tokens": chosen.tokens, "heads": chosen.heads}
+        report = {"machine": machine(), **sizes, "difference": difference, "rounds": ROUNDS, "mixers": rows}
+        chosen.json.write_text(json.dumps(report, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()
