@@ -24,8 +24,6 @@ class DecideArgs(Arguments):
 def unable(problem: Problem) -> str | None:
     """Why decisions cannot be made by chunks."""
     rules = problem.rules
-    if problem.beta is not None:
-        return "decisions by chunks have no delta rule (beta) yet"
     if rules.capacity is not None and rules.merge != "density":
         return f"decisions by chunks merge by density, this is {rules.merge}"
     if problem.soft:

@@ -25,8 +25,6 @@ VALUES = OPERANDS.index("v")
 
 def unable(problem: Problem) -> str | None:
     """Why this kernel cannot run a problem."""
-    if problem.beta is not None:
-        return "the C++ decoding step has no delta rule (beta) yet"
     if problem.memory == "dynamic":
         if problem.rules.capacity is None:
             return "the C++ decoding step needs a capacity"
