@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -88,9 +88,10 @@ def compare_modules(module: nn.Module, forward: Callable[..., Tensor], inputs: S
 
 
 @pytest.fixture(autouse=True)
-def seeded() -> Iterator[None]:
+def seeded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same numbers every time, and no input is too small."""
     torch.manual_seed(0)
-    yield
+    monkeypatch.setattr("dla.layers.fused.when.FEWEST", 0)
 
 
 # --- products --------------------------------------------------------------------------------------------------------
@@ -357,6 +358,10 @@ def test_where_they_stay_away(monkeypatch: pytest.MonkeyPatch) -> None:
         assert not fusable(x)
     with Torch():
         assert not fusable(x)
+    monkeypatch.setattr("dla.layers.fused.when.FEWEST", 513)
+    assert not fusable(x)
+    monkeypatch.setattr("dla.layers.fused.when.FEWEST", 512)
+    assert fusable(x)
     seen = []
     torch.vmap(lambda row: (seen.append(fusable(x)), row)[1])(x)
     assert seen == [False]
