@@ -16,7 +16,7 @@ struct Call {
     AttendArgs args;
     std::vector<int64_t> offset, length, position, origin;
     std::vector<int64_t> rows, final_rows;
-    std::vector<float> q, k, v, lam, g, route, gate, initial, initial_keys, o, final, final_keys;
+    std::vector<float> q, k, v, lam, g, route, beta, gate, initial, initial_keys, o, final, final_keys;
     std::vector<float> factor, row_keys, row_values, row_coefficient;
     std::vector<float> final_factor, final_row_keys, final_row_values, final_row_coefficient;
     std::vector<int32_t> death, initial_death, matrix, places, final_matrix;
@@ -29,6 +29,7 @@ struct Call {
         a.offset = offset.data(), a.length = length.data(), a.position = position.data(), a.origin = origin.data();
         a.q = q.data(), a.k = k.data(), a.v = v.data(), a.o = o.data(), a.death = death.data();
         a.lam = maybe(lam), a.g = maybe(g), a.route = maybe(route), a.gate = maybe(gate), a.initial = maybe(initial);
+        a.beta = maybe(beta);
         a.initial_keys = maybe(initial_keys), a.initial_death = initial_death.data();
         a.final = const_cast<float *>(maybe(final)), a.final_keys = const_cast<float *>(maybe(final_keys));
         a.matrix = matrix.data(), a.factor = factor.data(), a.rows = rows.data(), a.places = places.data();
@@ -112,6 +113,18 @@ void want_state(Call &call) {
     call.final_row_coefficient.assign(rows, 0);
 }
 
+// Steps of the delta rule: beta |k|^2 from 0 to 2.
+void fill_steps(Draw &draw, Call &call) {
+    const AttendArgs &a = call.args;
+    call.beta.resize(a.tokens * a.heads);
+    for (int64_t i = 0; i < a.tokens * a.heads; ++i) {
+        const float *k = &call.k[i / a.heads * a.k_stride + i % a.heads / (a.heads / a.key_heads) * a.dk];
+        double square = 1e-3;
+        for (int64_t d = 0; d < a.dk; ++d) square += double(k[d]) * k[d];
+        call.beta[i] = float(draw.whole(0, 20) / 10.0 / square);
+    }
+}
+
 Call random_call(Draw &draw, bool carries) {
     Call call;
     AttendArgs &a = call.args;
@@ -128,6 +141,7 @@ Call random_call(Draw &draw, bool carries) {
     fill(draw, call.q, a.tokens * a.q_stride), fill(draw, call.k, a.tokens * a.k_stride);
     fill(draw, call.v, a.tokens * a.v_stride), call.o.assign(places * a.dv, NAN);
     if (draw.chance(0.5)) fill(draw, call.g, places, 0.05, -0.1);
+    if (draw.chance(0.5)) fill_steps(draw, call);
     if (a.memory != Memory::single) a.width = draw.whole(1, 10), fill(draw, call.lam, places * a.width, 0.3, 1);
     if (a.memory == Memory::dynamic && draw.chance(0.5)) fill(draw, call.route, places, 0.1, 2);
     const bool soft = !carries && a.memory == Memory::dynamic && draw.chance(0.5);
@@ -190,6 +204,7 @@ const std::vector<Hostile> HOSTILE = {  // all of them must be refused
     {"no start at all", [](Call &c) { for (auto *x : {&c.death, &c.initial_death}) for (int32_t &e : *x) e = -1; }},
     {"a start that ends before it begins",
      [](Call &c) { for (size_t i = 2; i < c.death.size(); ++i) c.death[i] = c.death[i] < 0 ? -1 : 0; }},
+    {"an oldest start that ends", [](Call &c) { for (int32_t *ends = &c.initial_death[0]; *ends == ALIVE;) *ends = 5; }},
     {"a soft gate with states", [](Call &c) { c.args.gate = c.route.data(); }},
     {"a start at every token", [](Call &c) { for (int32_t &ends : c.death) ends = ALIVE; }},
 };
@@ -225,7 +240,7 @@ const Test carried("attend: random calls that carry states in and out, with odd 
     const std::vector<float> odd = {NAN, INFINITY, -INFINITY, 1e38f, 1e-44f, 0};
     for (int round = 0; round < 300; ++round) {
         Call call = random_call(draw, true);
-        for (auto *array : {&call.q, &call.k, &call.v, &call.lam, &call.initial})
+        for (auto *array : {&call.q, &call.k, &call.v, &call.lam, &call.beta, &call.initial})
             while (!array->empty() && draw.chance(0.3)) (*array)[draw.whole(0, array->size() - 1)] = draw.of(odd);
         const int64_t answer = call.run();
         expect(answer == 0, "a call of memory %ld was refused: %ld", long(call.args.memory), long(answer));
@@ -245,7 +260,7 @@ const Test hostile("attend: hostile numbers, sizes and pointers", [](Draw &draw)
 struct Back {
     Call &call;
     BackwardArgs args;
-    std::vector<float> d_o, d_q, d_k, d_v, d_lam, d_g, d_route, d_gate;
+    std::vector<float> d_o, d_q, d_k, d_v, d_lam, d_g, d_beta, d_route, d_gate;
 
     Back(Draw &draw, Call &of) : call(of) {
         AttendArgs &a = call.args;
@@ -257,7 +272,8 @@ struct Back {
         d_g.assign(a.g ? heads : 0, 0), d_route.assign(a.route ? heads : 0, 0), d_gate.assign(a.gate ? heads : 0, 0);
         args.d_o = d_o.data(), args.d_q = d_q.data(), args.d_k = d_k.data(), args.d_v = d_v.data();
         args.d_lam = d_lam.data(), args.d_route = d_route.data(), args.d_gate = d_gate.data();
-        args.d_g = a.g ? d_g.data() : nullptr;
+        d_beta.assign(a.beta ? heads : 0, NAN);  // all of it is written
+        args.d_g = a.g ? d_g.data() : nullptr, args.d_beta = a.beta ? d_beta.data() : nullptr;
     }
     int64_t run() { return dla_backward(&args); }
 
@@ -279,7 +295,7 @@ void compare_gradients(Draw &draw, Back &back, int64_t n, int64_t h) {
     back.check(pairs, "q", pairs.q, back.d_q, key), back.check(pairs, "k", pairs.k, back.d_k, key);
     back.check(pairs, "v", pairs.v, back.d_v, value), back.check(pairs, "g", pairs.g, back.d_g, at);
     if (a.width) back.check(pairs, "lam", pairs.lam, back.d_lam, at * a.width + draw.whole(0, a.width - 1));
-    back.check(pairs, "route", pairs.route, back.d_route, at);
+    back.check(pairs, "route", pairs.route, back.d_route, at), back.check(pairs, "beta", pairs.beta, back.d_beta, at);
     if (t && !back.d_gate.empty() && pairs.gate[at] > 0 && pairs.gate[at] < 1)
         back.check(pairs, "gate", pairs.gate, back.d_gate, at);
 }
@@ -300,7 +316,8 @@ const Test odd_gradients("backward: random calls that carry states in, and odd n
     for (int round = 0; round < 200; ++round) {
         Call call = random_call(draw, draw.chance(0.5));
         Back back(draw, call);
-        for (auto *array : {&call.q, &call.k, &call.v, &call.lam, &call.route, &call.gate, &call.initial, &back.d_o})
+        for (auto *array : {&call.q, &call.k, &call.v, &call.lam, &call.route, &call.beta, &call.gate, &call.initial,
+                            &back.d_o})
             while (!array->empty() && draw.chance(0.3)) (*array)[draw.whole(0, array->size() - 1)] = draw.of(odd);
         const int64_t answer = back.run();
         expect(answer == 0, "a call of memory %ld was refused: %ld", long(call.args.memory), long(answer));
@@ -333,6 +350,9 @@ const Test hostile_gradients("backward: hostile numbers, sizes and pointers", []
     for (int64_t i = 0; i < 4; ++i) live(draw, call, i / 2, i % 2);
     Back back(draw, call);
     expect(back.run() == 0, "a soft gate was refused");
+    call.args.beta = call.route.data();
+    expect(back.run() > 0, "no place for the gradients of beta: not refused");
+    call.args.beta = nullptr;
     back.args.d_gate = nullptr;
     expect(back.run() > 0, "no d_gate: not refused");
 });

@@ -15,7 +15,7 @@ const float FIRST = std::sqrt(2.0f);
 struct Call {
     DecideArgs args;
     std::vector<int64_t> offset, length, origin, size0, count0, position0;
-    std::vector<float> k, v, g, current, score;
+    std::vector<float> k, v, g, beta, current, score;
     std::vector<double> info0;
     std::vector<uint8_t> boundary;
     std::vector<int32_t> death, initial_death;
@@ -25,6 +25,7 @@ struct Call {
     void point() {
         args.offset = offset.data(), args.length = length.data(), args.origin = origin.data();
         args.k = k.data(), args.v = v.data(), args.g = g.empty() ? nullptr : g.data(), args.current = current.data();
+        args.beta = beta.empty() ? nullptr : beta.data();
         args.size0 = size0.data(), args.count0 = count0.data(), args.info0 = info0.data();
         args.position0 = position0.data(), args.score = score.data(), args.boundary = boundary.data();
         args.death = death.data(), args.initial_death = initial_death.data();
@@ -49,6 +50,19 @@ void carry(Draw &draw, Call &call, int64_t states) {
     }
 }
 
+// The delta rule, with keys of norm one and steps from 0 to 1, few of them at the ends.
+void shorten(Draw &draw, Call &call) {
+    const DecideArgs &a = call.args;
+    for (int64_t at = 0; at < a.tokens * a.key_heads; ++at) {
+        float *k = &call.k[at * a.dk];
+        double square = 0;
+        for (int64_t d = 0; d < a.dk; ++d) square += double(k[d]) * k[d];
+        for (int64_t d = 0; d < a.dk; ++d) k[d] = float(k[d] / std::sqrt(square));
+    }
+    fill(draw, call.beta, a.tokens * a.heads);
+    for (float &x : call.beta) x = draw.chance(0.05) ? 0 : draw.chance(0.02) ? 1 : 1 / (1 + std::exp(-x));
+}
+
 Call random_call(Draw &draw) {
     Call call;
     DecideArgs &a = call.args;
@@ -64,6 +78,7 @@ Call random_call(Draw &draw) {
     const int64_t places = a.tokens * a.heads;
     fill(draw, call.k, a.tokens * a.k_stride), fill(draw, call.v, a.tokens * a.v_stride);
     if (draw.chance(0.5)) fill(draw, call.g, places, 0.1, -0.2);
+    if (draw.chance(0.5)) shorten(draw, call);
     call.score.assign(places, 0), call.boundary.assign(places, 0), call.death.assign(places, -1);
     if (draw.chance(0.5)) carry(draw, call, a.capacity ? a.capacity : draw.whole(1, 4));
     call.point();
@@ -85,17 +100,24 @@ void follow(const Call &call, int64_t n, int64_t h) {
     for (int64_t t = call.offset[n]; t < call.offset[n] + call.length[n]; ++t, ++position) {
         const int64_t at = t * a.heads + h, key = h / (a.heads / a.key_heads);
         const float *k = &call.k[t * a.k_stride + key * a.dk], *v = &call.v[t * a.v_stride + h * a.dv];
-        for (int64_t i = 0; i < numbers; ++i) token[i] = double(k[i / a.dv]) * v[i % a.dv];
+        const double beta = call.beta.empty() ? 0 : call.beta[at];
+        for (int64_t i = 0; i < numbers; ++i) token[i] = (a.beta ? beta : 1) * k[i / a.dv] * v[i % a.dv];
         std::vector<double> other = S;
         for (int64_t i = 0; a.state_score && i < numbers; ++i) other[i] += token[i];
         const std::vector<double> &left = a.state_score ? other : token;
         const double cos = inner(left, S) / std::sqrt(inner(left, left) * inner(S, S));
-        const double wanted = alive ? std::sqrt(std::max(0.0, 2 - 2 * cos)) : FIRST;
+        const bool nothing = inner(token, token) == 0, of_nothing = inner(S, S) == 0;
+        const double wanted = !alive ? FIRST : nothing ? 0 : of_nothing ? FIRST : std::sqrt(std::max(0.0, 2 - 2 * cos));
         expect(std::fabs(call.score[at] - wanted) < 5e-3, "score %g instead of %g", call.score[at], wanted);
         const bool opens = !alive || (a.block ? position % a.block == 0 : call.score[at] >= float(a.tau));
         expect(bool(call.boundary[at]) == opens, "the boundary of token %ld", long(t));
         expect((call.death[at] >= 0) == opens, "the start at token %ld", long(t));
         const double decay = call.g.empty() ? 1 : std::exp(call.g[at]);
+        for (int64_t j = 0; j < a.dv; ++j) {
+            double held = 0;  // S^T k
+            for (int64_t d = 0; d < a.dk; ++d) held += S[d * a.dv + j] * k[d];
+            for (int64_t d = 0; d < a.dk; ++d) S[d * a.dv + j] -= beta * k[d] * held;
+        }
         for (int64_t i = 0; i < numbers; ++i) S[i] = (opens ? 0 : decay * S[i]) + token[i];
         alive += opens;
         if (a.capacity && alive > a.capacity) alive = a.capacity;
@@ -125,7 +147,7 @@ const std::vector<Hostile> HOSTILE = {
     SET(capacity, -1), SET(capacity, 1), SET(capacity, 2), SET(capacity, INT64_MAX), MAY(capacity, int64_t(1) << 31),
     SET(block, -1), MAY(block, INT64_MAX), SET(state_score, 2), SET(state_score, -1), SET(threads, 0),
     SET(threads, INT64_MIN), SET(carried, -1), SET(carried, 1), SET(carried, INT64_MAX), SET(offset, nullptr),
-    SET(length, nullptr), SET(origin, nullptr), SET(k, nullptr), SET(v, nullptr), MAY(g, nullptr),
+    SET(length, nullptr), SET(origin, nullptr), SET(k, nullptr), SET(v, nullptr), MAY(g, nullptr), MAY(beta, nullptr),
     SET(current, nullptr), SET(size0, nullptr), SET(count0, nullptr), SET(info0, nullptr), SET(position0, nullptr),
     SET(score, nullptr), SET(boundary, nullptr), SET(death, nullptr), SET(initial_death, nullptr),
     MAY(tau, NAN), MAY(tie, NAN), MAY(first_score, INFINITY),
@@ -141,6 +163,7 @@ Call plain(Draw &draw) {
     a.capacity = 4, a.threads = 2, a.tau = 0.5, a.tie = 1e-6, a.first_score = FIRST;
     call.offset = {0, 70}, call.length = {70, 70}, call.origin = {0, 0};
     fill(draw, call.k, 140 * 3), fill(draw, call.v, 140 * 8), fill(draw, call.g, 280, 0.1, -0.2);
+    if (draw.chance(0.5)) fill(draw, call.beta, 280, 0.1, 0.3);
     call.score.assign(280, 0), call.boundary.assign(280, 0), call.death.assign(280, -1);
     carry(draw, call, 4);
     call.size0.assign(4, 4), call.count0.assign(16, 2);
@@ -171,7 +194,7 @@ const Test poison("decide: NaN, infinite and extreme inputs", [](Draw &draw) {
     const std::vector<float> odd = {NAN, INFINITY, -INFINITY, 1e38f, -1e38f, 1e-44f, 0};
     for (int round = 0; round < 200; ++round) {
         Call call = random_call(draw);
-        for (auto *array : {&call.k, &call.v, &call.g, &call.current})
+        for (auto *array : {&call.k, &call.v, &call.g, &call.beta, &call.current})
             while (!array->empty() && draw.chance(0.6)) (*array)[draw.whole(0, array->size() - 1)] = draw.of(odd);
         expect(call.run() == 0, "a call with odd numbers was refused");
     }

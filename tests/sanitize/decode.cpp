@@ -10,6 +10,7 @@
 
 extern "C" int64_t dla_decode(DecodeArgs *);
 extern "C" int64_t dla_fold(DecodeArgs *);
+extern "C" int64_t dla_settle(DecodeArgs *);
 extern "C" int64_t dla_ground(DecodeArgs *);
 extern "C" int64_t dla_repack(DecodeArgs *, const PoolArgs *);
 
@@ -43,10 +44,11 @@ void fill(Draw &draw, std::vector<float> &array, int64_t size, double scale = 1,
 struct Call {
     DecodeArgs args;
     Bytes matrices, row_keys, row_values, boundary;
-    std::vector<float> q, k, v, lam, g, route, factor, key_sums, row_coefficient, score, o;
+    std::vector<float> q, k, v, lam, g, beta, route, factor, key_sums, row_coefficient, score, o;
+    std::vector<float> pending_keys, pending_beta, pending_scratch;
     std::vector<int64_t> length, rows, count, merged, freed_rows;
-    std::vector<int32_t> matrix, places, free_row, free_matrix, new_row, freed, fold;
-    std::vector<double> info, norm;
+    std::vector<int32_t> matrix, places, free_row, free_matrix, new_row, freed, fold, pending;
+    std::vector<double> info, norm, parts;
 
     Call() { std::memset(&args, 0, sizeof args); }
     Call(const Call &other) = default;
@@ -60,6 +62,9 @@ struct Call {
         look(freed_rows, args.freed_rows), look(matrix, args.matrix), look(places, args.places);
         look(free_row, args.free_row), look(free_matrix, args.free_matrix), look(new_row, args.new_row);
         look(freed, args.freed), look(fold, args.fold), look(info, args.info), look(norm, args.norm);
+        look(beta, args.beta), look(parts, args.parts), look(pending, args.pending);
+        look(pending_keys, args.pending_keys), look(pending_beta, args.pending_beta);
+        look(pending_scratch, args.pending_scratch);
     }
     void point() {
         each([](auto &array, auto &pointer) { pointer = array.empty() ? nullptr : array.data(); });
@@ -177,8 +182,18 @@ void repack(Draw &draw, Call &call) {
     check_pools(call);
 }
 
+// A state whose matrices and rows have been through all transitions.
+void settle(Call &call) {
+    call.point();
+    call.args.q = call.args.k = call.args.v = nullptr;
+    expect(dla_settle(&call.args) == 0, "a valid state could not be settled");
+    for (int32_t pending : call.pending) expect(pending == 0, "%d are still pending", pending);
+}
+
 // A state that no step has seen: all that steps keep is found anew.
 void ground(Call &call) {
+    settle(call);
+    for (double &x : call.parts) x = 1;
     const int64_t rows = call.args.free_rows, matrices = call.args.free_matrices, longest = call.args.longest;
     for (double &x : call.norm) x = NAN;
     std::fill(call.free_row.begin(), call.free_row.end(), -9);
@@ -203,6 +218,7 @@ Call random_state(Draw &draw, Memory memory, bool large = false) {
     const int64_t heads = call.heads(), numbers = a.dk * a.dv;
     call.length.assign(a.sequences, 0), call.o.assign(heads * a.dv, NAN);
     if (draw.chance(0.5)) call.g.resize(heads);
+    if (draw.chance(0.5)) call.beta.resize(heads);
     if (memory == Memory::dynamic) {
         a.states = draw.whole(2, 5), a.stored = draw.chance(0.7) ? 4 : 2;
         a.block = draw.chance(0.2) ? draw.whole(1, 4) : 0;
@@ -215,6 +231,11 @@ Call random_state(Draw &draw, Memory memory, bool large = false) {
         if (draw.chance(0.5)) call.key_sums.assign(states * a.dk, 0), call.route.resize(heads);
         call.new_row.assign(heads, -9), call.freed.assign(heads, -9), call.fold.assign(heads, -9);
         call.freed_rows.assign(heads, -9);
+        if (!call.beta.empty()) {
+            call.pending.assign(heads, 0), call.parts.assign(heads, 1), call.pending_beta.assign(heads * PENDING, NAN);
+            call.pending_keys.assign(heads * PENDING * a.dk, NAN);
+            call.pending_scratch.assign(heads * (PENDING + 1) * a.dk, NAN);
+        }
         if (draw.chance(0.3)) grow_matrices(call, draw.whole(1, 5));
         return call;
     }
@@ -230,6 +251,17 @@ Call random_state(Draw &draw, Memory memory, bool large = false) {
     return call;
 }
 
+// Steps from 0 to 1, of keys that are no longer than one.
+void next_beta(Draw &draw, Call &call) {
+    const int64_t dk = call.args.dk;
+    for (float &x : call.beta) x = draw.chance(0.1) ? 0 : draw.chance(0.1) ? 1 : float(draw.whole(1, 99)) / 100;
+    for (size_t first = 0; first < call.k.size(); first += dk) {
+        double square = 0;
+        for (int64_t d = 0; d < dk; ++d) square += double(call.k[first + d]) * call.k[first + d];
+        for (int64_t d = 0; square && d < dk; ++d) call.k[first + d] = float(call.k[first + d] / std::sqrt(square));
+    }
+}
+
 void next_token(Draw &draw, Call &call) {
     DecodeArgs &a = call.args;
     const int64_t heads = call.heads(), keys = a.sequences * a.key_heads * a.dk;
@@ -240,6 +272,7 @@ void next_token(Draw &draw, Call &call) {
     for (size_t i = 0; again && i < k.size(); ++i) call.k[i] = k[i] + noise * call.k[i];
     for (size_t i = 0; again && i < v.size(); ++i) call.v[i] = float(again * v[i]);
     if (draw.chance(0.05)) std::fill(call.k.begin(), call.k.end(), 0.0f);
+    if (!call.beta.empty()) next_beta(draw, call);
     fill(draw, call.lam, heads * a.width, 0.3, 1), fill(draw, call.g, call.g.size(), 0.05, -0.1);
     fill(draw, call.route, call.route.size(), 0.1, 2), std::fill(call.o.begin(), call.o.end(), NAN);
     if (!a.given) return;
@@ -353,11 +386,17 @@ struct Head {
         const float *k = &call.k[key], *v = &call.v[at * a.dv];
         const double decay = call.g.empty() ? 1 : std::exp(double(call.g[at]));
         State token{Dense(a.dk * a.dv), Dense(k, k + a.dk), 1, 0, 0};
-        for (int64_t i = 0; i < a.dk * a.dv; ++i) token.S[i] = double(k[i / a.dv]) * v[i % a.dv];
+        const double beta = call.beta.empty() ? 1 : call.beta[at];
+        for (int64_t i = 0; i < a.dk * a.dv; ++i) token.S[i] = beta * k[i / a.dv] * v[i % a.dv];
         token.most = std::sqrt(inner(token.S, token.S));
         double score = 0;
         if (a.memory == Memory::dynamic) score = scored(before, call, token);
         for (State &state : states) {
+            for (int64_t j = 0; !call.beta.empty() && j < a.dv; ++j) {
+                double held = 0;  // S^T k
+                for (int64_t d = 0; d < a.dk; ++d) held += state.S[d * a.dv + j] * k[d];
+                for (int64_t d = 0; d < a.dk; ++d) state.S[d * a.dv + j] -= beta * k[d] * held;
+            }
             for (double &x : state.S) x *= decay;
             state.most *= decay;
         }
@@ -440,12 +479,14 @@ struct Head {
         }
         expect(size == int64_t(states.size()), "%ld states instead of %zu", long(size), states.size());
         weigh(call, at);
+        Call settled = call;  // what is pending stays so
+        if (!call.pending.empty()) settle(settled);
         int64_t r = at * a.places_room;
         for (int64_t i = 0; i < size; ++i) {
             expect(double(call.count[first + i]) == states[i].count, "the count of state %ld", long(i));
             const double apart = std::fabs(call.info[first + i] - states[i].info);
             expect(apart < 1e-6 * (1 + states[i].info), "the info of state %ld", long(i));
-            same(dense(call, first + i, r), states[i]);
+            same(dense(settled, first + i, r), states[i]);
         }
         const double norm = std::sqrt(inner(states.back().S, states.back().S));
         expect(std::fabs(call.norm[at] - norm) <= off * states.back().most + 1e-30, "norm %g instead of %g",
@@ -562,9 +603,12 @@ const std::vector<Hostile> BOTH = {  // by the decoding step and by the fold of 
     SET(free_matrix, nullptr), SET(new_row, nullptr), SET(freed, nullptr), SET(fold, nullptr), SET(freed_rows, nullptr),
     PUT(matrix, -2), PUT(matrix, INT32_MIN), PUT(matrix, INT32_MAX), PUT(matrix, int32_t(c.args.pool_matrices)),
     PUT(rows, -1), PUT(rows, INT64_MAX), PUT(rows, INT64_MIN), PUT(rows, c.args.places_room), PUT(count, -1),
-    PUT(count, INT64_MIN), PUT(count, INT64_MAX), PUT(count, 0),
+    PUT(count, INT64_MIN), PUT(count, INT64_MAX), PUT(count, 0), SET(beta, nullptr), SET(pending, nullptr),
+    SET(parts, nullptr), SET(pending_keys, nullptr), SET(pending_beta, nullptr), SET(pending_scratch, nullptr),
+    PUT(pending, -1), PUT(pending, int32_t(PENDING)), PUT(pending, INT32_MAX), PUT(pending, INT32_MIN),
     {"a place before the pool", [](Call &c) { c.places[0] = -1; }},
     {"a place behind the pool", [](Call &c) { c.places[0] = int32_t(c.args.pool_rows); }},
+    {"more pending than rows", [](Call &c) { c.pending[0] = int32_t(c.rows[0] + c.rows[1] + c.rows[2]) + 1; }},
     {"the farthest place", [](Call &c) { c.places[0] = INT32_MAX; }},
     {"a free matrix before the pool", [](Call &c) { c.free_matrix[c.args.free_matrices - 1] = -1; }},
     {"a free matrix behind the pool",
@@ -583,9 +627,12 @@ const std::vector<Hostile> HELD = {  // by whatever looks after the pools
     SET(row_coefficient, nullptr), SET(norm, nullptr), SET(free_row, nullptr), SET(free_matrix, nullptr),
     PUT(matrix, -2), PUT(matrix, INT32_MIN), PUT(matrix, INT32_MAX), PUT(matrix, int32_t(c.args.pool_matrices)),
     PUT(rows, -1), PUT(rows, INT64_MAX), PUT(rows, INT64_MIN), PUT(rows, c.args.places_room), PUT(count, -1),
-    PUT(count, INT64_MIN), PUT(count, INT64_MAX), PUT(count, 0),
+    PUT(count, INT64_MIN), PUT(count, INT64_MAX), PUT(count, 0), SET(parts, nullptr), SET(pending_keys, nullptr),
+    SET(pending_beta, nullptr), SET(pending_scratch, nullptr), PUT(pending, -1), PUT(pending, int32_t(PENDING)),
+    PUT(pending, INT32_MAX), PUT(pending, INT32_MIN),
     {"a place before the pool", [](Call &c) { c.places[0] = -1; }},
     {"a place behind the pool", [](Call &c) { c.places[0] = int32_t(c.args.pool_rows); }},
+    {"more pending than rows", [](Call &c) { c.pending[0] = int32_t(c.rows[0] + c.rows[1] + c.rows[2]) + 1; }},
 };
 const std::vector<Hostile> STEP = {  // by the decoding step alone
     SET(free_rows, 0), SET(free_rows, 3), GIVEN(merged, -2), GIVEN(merged, 2), GIVEN(merged, INT64_MAX),
@@ -614,7 +661,7 @@ Call plain(Draw &draw, Memory memory) {
         DecodeArgs &a = call.args;
         if (a.sequences != 2 || a.heads != 2 || a.key_heads != 1) continue;
         if (memory == Memory::dynamic) {
-            if (a.states != 3 || a.block || a.given || a.tau > 1 || call.route.empty()) continue;
+            if (a.states != 3 || a.block || a.given || a.tau > 1 || call.route.empty() || call.beta.empty()) continue;
             a.longest_short = 4, a.most_loose = 2;
         }
         if (memory == Memory::log_linear)
@@ -688,9 +735,10 @@ const Test poison("decode: NaN, infinite and extreme inputs", [](Draw &draw) {
         Call call = random_state(draw, Memory(round % 3));
         for (int t = 0; t < 20; ++t) {
             next_token(draw, call);
-            for (auto *array : {&call.q, &call.k, &call.v, &call.lam, &call.g, &call.route, &call.score, &call.factor})
+            for (auto *array : {&call.q, &call.k, &call.v, &call.lam, &call.g, &call.beta, &call.route, &call.score,
+                                &call.factor})
                 while (!array->empty() && draw.chance(0.2)) (*array)[draw.whole(0, array->size() - 1)] = draw.of(odd);
-            for (auto *array : {&call.info, &call.norm})
+            for (auto *array : {&call.info, &call.norm, &call.parts})
                 if (!array->empty() && draw.chance(0.1)) (*array)[draw.whole(0, array->size() - 1)] = draw.of(odd);
             step(draw, call);
             if (round % 3 == 2 && call.heads()) check_pools(call);
@@ -720,7 +768,9 @@ const Test hostile("decode: hostile numbers, sizes and pointers", [](Draw &draw)
             const DecodeArgs &a = call.args;  // the second may be one at the top of a stack
             if (dynamic && (a.free_rows < 4 || a.free_rows > int64_t(call.free_row.size()))) continue;
             if (dynamic && (a.free_matrices < 1 || a.free_matrices > int64_t(call.free_matrix.size()))) continue;
+            if (a.states != good.args.states) continue;  // or look at all states
             other.change(call);
+            if (dynamic && !a.beta && !a.pending) continue;  // a step without the delta rule, which may be
             const int64_t answer = dla_decode(&call.args);
             expect(answer > 0, "%s and %s: answered %ld", first.name, other.name, long(answer));
         }
@@ -747,13 +797,15 @@ const Test folds("decode: hostile folds", [](Draw &draw) {
 
 const Test pools("decode: hostile pools", [](Draw &draw) {
     expect(dla_ground(nullptr) > 0 && dla_repack(nullptr, nullptr) > 0, "no arguments at all");
+    expect(dla_settle(nullptr) > 0, "no arguments at all");
     const Call good = plain(draw, Memory::dynamic);
     int64_t rows = 0, matrices = 0;
     for (int64_t at = 0; at < 4; ++at) rows += good.total(at);
     for (int32_t place : good.matrix) matrices += place >= 0;
     for (const Hostile &one : HELD) {
-        Call call = good, other = good;
+        Call call = good, other = good, third = good;
         refused(call, one, dla_ground);
+        refused(third, one, dla_settle);
         static const PoolArgs *to;
         const Pools pools(good.args, rows, matrices);
         to = &pools.args;

@@ -9,13 +9,13 @@
 struct Pairs {
     const AttendArgs &a;
     const int64_t n, h, key;
-    std::vector<double> q, k, v, lam, g, route, gate;  // of all tokens, as the arguments have them; may be changed
+    std::vector<double> q, k, v, lam, g, route, beta, gate;  // of all tokens, as the arguments have them; may be changed
 
     Pairs(const AttendArgs &args, int64_t sequence, int64_t head)
         : a(args), n(sequence), h(head), key(head / (args.heads / args.key_heads)) {
         copy(q, a.q, a.tokens * a.q_stride), copy(k, a.k, a.tokens * a.k_stride), copy(v, a.v, a.tokens * a.v_stride);
         copy(lam, a.lam, a.tokens * a.heads * a.width), copy(g, a.g, a.tokens * a.heads);
-        copy(route, a.route, a.tokens * a.heads), copy(gate, a.gate, a.tokens * a.heads);
+        copy(route, a.route, a.tokens * a.heads), copy(beta, a.beta, a.tokens * a.heads), copy(gate, a.gate, a.tokens * a.heads);
     }
     static void copy(std::vector<double> &to, const float *from, int64_t size) {
         if (from) to.assign(from, from + size);
@@ -68,16 +68,19 @@ struct Pairs {
         return (s ? (1 - p) * of_state(t, s - 1) : 0) + p * of_state(t, next);
     }
 
-    // The output of token t; `size` is how large it would be if nothing cancelled.
+    // The output of token t; `size` is how large it would be if nothing cancelled. With the delta rule the query goes back
+    // through the steps of the tokens that it passes.
     std::vector<double> output(int64_t t, double &size) {
-        std::vector<double> o(a.dv, 0);
+        std::vector<double> o(a.dv, 0), q_back(query(t), query(t) + a.dk);
         double decay = 0;
         size = 0;
         for (int64_t s = t; s >= 0; --s) {
-            double product = 0;
-            for (int64_t i = 0; i < a.dk; ++i) product += query(t)[i] * keys(s)[i];
-            product *= a.scale * weight(t, s) * std::exp(decay), size += std::fabs(product);
-            for (int64_t j = 0; j < a.dv; ++j) o[j] += product * value(s)[j];
+            double product = 0, length = 0;
+            for (int64_t i = 0; i < a.dk; ++i) product += q_back[i] * keys(s)[i], length += std::fabs(q_back[i] * keys(s)[i]);
+            const double step = beta.empty() ? 1 : beta[at(s)], by = step * a.scale * weight(t, s) * std::exp(decay);
+            size += std::fabs(by) * length;
+            for (int64_t j = 0; j < a.dv; ++j) o[j] += by * product * value(s)[j];
+            for (int64_t i = 0; !beta.empty() && i < a.dk; ++i) q_back[i] -= step * product * keys(s)[i];
             if (!g.empty()) decay += g[at(s)];
         }
         return o;

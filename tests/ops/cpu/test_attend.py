@@ -174,7 +174,6 @@ def test_auto_takes_the_kernels() -> None:
 
 REASONS = {
     "float64": (dict, {}, "float64"),
-    "beta gradient": (lambda x: x | {"beta": torch.rand_like(x["g"]).requires_grad_()}, {}, "delta rule"),
 }
 
 

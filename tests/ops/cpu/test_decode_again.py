@@ -45,8 +45,10 @@ def steps_at_length(operator: str, x: Inputs, state: Any, start: int = START, en
     return o
 
 
-def inputs(operator: str, B: int = 1, routed: bool = False, dtype: torch.dtype = torch.float32) -> Inputs:
-    return cast(make_inputs("decay", B=B, T=T, H=4, Hk=2, dk=8, dv=8, routed=routed and operator == "dynamic"), dtype)
+def inputs(
+    operator: str, B: int = 1, routed: bool = False, dtype: torch.dtype = torch.float32, mode: str = "decay"
+) -> Inputs:
+    return cast(make_inputs(mode, B=B, T=T, H=4, Hk=2, dk=8, dv=8, routed=routed and operator == "dynamic"), dtype)
 
 
 def same(state: Any, other: Any) -> bool:
@@ -58,9 +60,10 @@ def same(state: Any, other: Any) -> bool:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("routed", [False, True])
 @pytest.mark.parametrize("B", [1, 3])  # tokens of several sequences do not lie one behind the other
+@pytest.mark.parametrize("mode", ["decay", "gated_delta"])
 @pytest.mark.parametrize("operator", OPERATORS)
-def test_short_and_long_ways_are_equal(operator: str, B: int, routed: bool, dtype: torch.dtype) -> None:
-    x = inputs(operator, B, routed, dtype)
+def test_short_and_long_ways_are_equal(operator: str, mode: str, B: int, routed: bool, dtype: torch.dtype) -> None:
+    x = inputs(operator, B, routed, dtype, mode)
     state = begun(operator, x)
     other = state.clone()
     assert steps(operator, x, state).equal(steps_at_length(operator, x, other)) and same(state, other)
@@ -75,9 +78,10 @@ def test_one_sharpness_for_all_sequences() -> None:
     assert torch.cat(found, 1).equal(steps_at_length("dynamic", whole, other))
 
 
+@pytest.mark.parametrize("mode", ["decay", "gated_delta"])
 @pytest.mark.parametrize("operator", OPERATORS)
-def test_only_the_first_step_is_put_together(operator: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    x, ran = inputs(operator), []
+def test_only_the_first_step_is_put_together(operator: str, mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    x, ran = inputs(operator, mode=mode), []
     run = backends.run
     monkeypatch.setattr(backends, "run", lambda problem, backend: ran.append(problem) or run(problem, backend))
     state = begun(operator, x)
@@ -97,14 +101,18 @@ BETWEEN: dict[str, Callable[[str, Inputs, Any], Any]] = {
     "another state": lambda operator, x, state: state.assign(begun(operator, cut(x, 10, T))),
     "another scale": lambda operator, x, state: step(operator, cut(x, 40, 41), state, scale=2.0),
     "no decay": lambda operator, x, state: step(operator, {n: y[:, :1] for n, y in x.items() if n != "g"}, state),
+    "no delta rule": lambda operator, x, state: step(
+        operator, {n: y[:, :1] for n, y in x.items() if n != "beta"}, state
+    ),
 }
 
 
 @pytest.mark.parametrize("between", BETWEEN)
+@pytest.mark.parametrize("mode", ["decay", "gated_delta"])
 @pytest.mark.parametrize("operator", OPERATORS)
-def test_what_happens_between_steps(operator: str, between: str) -> None:
+def test_what_happens_between_steps(operator: str, mode: str, between: str) -> None:
     """Tensors of the state are replaced, or changed by somebody else."""
-    x = inputs(operator)
+    x = inputs(operator, mode=mode)
     state = begun(operator, x)
     steps(operator, x, state, START, 40)
     BETWEEN[between](operator, x, state)
@@ -114,9 +122,10 @@ def test_what_happens_between_steps(operator: str, between: str) -> None:
 
 
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda state: pickle.loads(pickle.dumps(state))])
+@pytest.mark.parametrize("mode", ["decay", "gated_delta"])
 @pytest.mark.parametrize("operator", OPERATORS)
-def test_copies_go_their_own_way(operator: str, copied: Callable[[Any], Any]) -> None:
-    x = inputs(operator)
+def test_copies_go_their_own_way(operator: str, mode: str, copied: Callable[[Any], Any]) -> None:
+    x = inputs(operator, mode=mode)
     state = begun(operator, x)
     steps(operator, x, state, START, 40)
     other = copied(state)
@@ -154,9 +163,10 @@ def refused(operator: str, x: Inputs, state: Any, message: str, **options: Any) 
 
 
 @pytest.mark.parametrize("wrong", WRONG)
+@pytest.mark.parametrize("mode", ["decay", "gated_delta"])
 @pytest.mark.parametrize("operator", OPERATORS)
-def test_later_steps_are_refused_as_first_ones(operator: str, wrong: str) -> None:
-    x = inputs(operator)
+def test_later_steps_are_refused_as_first_ones(operator: str, mode: str, wrong: str) -> None:
+    x = inputs(operator, mode=mode)
     state = begun(operator, x)
     steps(operator, x, state, START, 30)
     change, options, message = WRONG[wrong]

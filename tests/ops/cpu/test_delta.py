@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from tests.ops.common import OPERATORS, Inputs, assert_close, call, cast, cut, make_inputs
+from tests.ops.cpu import test_gradients
 from tests.ops.cpu.common import assert_as_good_as_torch, needs_library
 from tests.ops.test_external import FLOAT32, RECURRENT, ask, shaped
 
@@ -44,6 +45,22 @@ def edges() -> dict[str, Inputs]:
 def test_edges_of_the_domain(operator: str, name: str, level: str) -> None:
     options = {"capacity": 4, "block": 5} if operator == "dynamic" else {}
     assert_as_good_as_torch(operator, edges()[name], **options, output_final_state=True)
+
+
+@pytest.mark.parametrize("name", edges())
+@pytest.mark.parametrize("operator", OPERATORS)
+def test_gradients_at_the_edges(operator: str, name: str) -> None:
+    options = {"capacity": 4, "block": 5} if operator == "dynamic" else {}
+    test_gradients.assert_as_good_as_torch(operator, edges()[name], **options)
+
+
+@pytest.mark.parametrize("T", [64 * 9, 64 * 9 + 1, 1000])
+@pytest.mark.parametrize("operator", OPERATORS)
+def test_gradients_over_many_blocks_of_chunks(operator: str, T: int) -> None:
+    """Blocks of 3 or 4 chunks; states grow into matrices, are merged, and fade away."""
+    x = make_inputs("gated_delta", B=1, T=T, H=2, Hk=1, dk=5, dv=6, width=4)
+    options = {"capacity": 6, "block": 4} if operator == "dynamic" else {}
+    test_gradients.assert_as_good_as_torch(operator, x, **options)
 
 
 @pytest.mark.parametrize("split", [1, 40, 64, 147])

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.ops.common import OPERATORS, Case, Inputs, arguments, call, cast, cut, make_inputs, segment
+from tests.ops.common import MODES, OPERATORS, Case, Inputs, arguments, call, cast, cut, make_inputs, segment
 from tests.ops.cpu.common import kernel_cases, largest, narrowed, needs_library, widened
 
 pytestmark = needs_library
@@ -55,7 +55,8 @@ def decided(case: Case, x: Inputs, T: int, **more: Any) -> Any:
     return replace(made, score=made.score.float())
 
 
-CASES = [(T, case) for i, T in enumerate(LENGTHS) for case in kernel_cases(8, seed=100 + i)]
+CASES = [(T, case) for i, T in enumerate(LENGTHS) for case in kernel_cases(16, seed=100 + i, modes=tuple(MODES))]
+WITH_DECAYS = pytest.mark.parametrize("mode", ["decay", "gated_delta"])
 
 
 @pytest.mark.parametrize(("T", "case"), CASES, ids=str)
@@ -64,7 +65,7 @@ def test_dynamic(T: int, case: Case, level: str) -> None:
     assert_as_good_as_torch("dynamic", x, **case.options(T), segmentation=decided(case, x, T))
 
 
-@pytest.mark.parametrize("mode", ["plain", "decay"])
+@pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("operator", ["linear", "log_linear"])
 @pytest.mark.parametrize("T", LENGTHS)
 def test_baselines(T: int, operator: str, mode: str, level: str) -> None:
@@ -73,17 +74,19 @@ def test_baselines(T: int, operator: str, mode: str, level: str) -> None:
 
 @pytest.mark.parametrize("shape", [(1, 1), (8, 32), (17, 16), (40, 70)])
 @pytest.mark.parametrize("operator", OPERATORS)
-def test_shapes(operator: str, shape: tuple[int, int], level: str) -> None:
+@WITH_DECAYS
+def test_shapes(mode: str, operator: str, shape: tuple[int, int], level: str) -> None:
     """Long states become matrices, and are merged and folded again."""
-    x = make_inputs("decay", B=1, T=330, H=3, Hk=1, dk=shape[0], dv=shape[1], width=4, noise=0.05)
+    x = make_inputs(mode, B=1, T=330, H=3, Hk=1, dk=shape[0], dv=shape[1], width=4, noise=0.05)
     case = Case(capacity=4)
     given = {"capacity": 4, "segmentation": decided(case, x, 330)} if operator == "dynamic" else {}
     assert_as_good_as_torch(operator, x, **given)
 
 
 @pytest.mark.parametrize("operator", OPERATORS)
-def test_states_carried_in_are_constants(operator: str) -> None:
-    x = make_inputs("decay", T=150, H=4, Hk=2, dk=5, dv=6, width=4)
+@WITH_DECAYS
+def test_states_carried_in_are_constants(mode: str, operator: str) -> None:
+    x = make_inputs(mode, T=150, H=4, Hk=2, dk=5, dv=6, width=4)
     head, tail = cast(cut(x, 0, 70), torch.float32), cut(x, 70, 150)
     _, state = call(operator, head, output_final_state=True, backend="cpu")
     given = {}
@@ -94,16 +97,18 @@ def test_states_carried_in_are_constants(operator: str) -> None:
 
 @pytest.mark.parametrize("decay", [-0.001, -5.0, -100.0])
 @pytest.mark.parametrize("operator", OPERATORS)
-def test_slow_and_fast_decays(operator: str, decay: float) -> None:
-    x = make_inputs("decay", T=200, H=2, dk=6, dv=5, width=4)
+@WITH_DECAYS
+def test_slow_and_fast_decays(mode: str, operator: str, decay: float) -> None:
+    x = make_inputs(mode, T=200, H=2, dk=6, dv=5, width=4)
     x["g"] = torch.where(torch.arange(200)[None, :, None] % 3 == 0, decay, x["g"])
     given = {"segmentation": decided(Case(capacity=30), x, 200)} if operator == "dynamic" else {}
     assert_as_good_as_torch(operator, x, **given)
 
 
 @pytest.mark.parametrize("operator", OPERATORS)
-def test_the_number_of_threads_changes_no_bit(operator: str) -> None:
-    x = cast(make_inputs("decay", B=3, T=300, H=6, Hk=2, dk=16, dv=24, width=5), torch.float32)
+@WITH_DECAYS
+def test_the_number_of_threads_changes_no_bit(mode: str, operator: str) -> None:
+    x = cast(make_inputs(mode, B=3, T=300, H=6, Hk=2, dk=16, dv=24, width=5), torch.float32)
     before = torch.get_num_threads()
     try:
         found = []
@@ -138,8 +143,8 @@ def test_memory_that_was_never_written_is_never_read() -> None:
 import torch
 from tests.ops.common import OPERATORS, cast, make_inputs
 from tests.ops.cpu.test_gradients import gradients
-for T in (63, 130):
-    x = cast(make_inputs("decay", T=T, H=4, Hk=2, dk=6, dv=5, width=6), torch.float32)
+for T, mode in ((63, "decay"), (130, "decay"), (63, "gated_delta"), (130, "delta"), (700, "gated_delta")):
+    x = cast(make_inputs(mode, T=T, H=4, Hk=2, dk=6, dv=5, width=6), torch.float32)
     for operator in OPERATORS:
         for name, y in gradients(operator, x, backend="cpu").items():
             print(operator, T, name, y.double().sum().item())

@@ -126,18 +126,20 @@ bool held(const AttendArgs &a, int64_t n, int64_t h) {
     return !a.final || a.final_room >= std::min(short_ones, a.length[n]) + rows;
 }
 
-// Whether the lifetimes of a head never have more states than there is room for, begin with one, and end after they began.
+// Whether the lifetimes of a head never have more states than there is room for, and begin with one; a start ends after
+// it began, and the oldest never.
 bool lives(const AttendArgs &a, int64_t n, int64_t h) {
     const int64_t length = a.length[n];
     int64_t alive = 0;
     for (int64_t i = 0; i < a.carried; ++i) alive += a.initial_death[(n * a.heads + h) * a.carried + i] >= 0;
     int8_t *ending = (int8_t *)calloc(length + 1, 1);
     if (!ending) return false;
-    bool good = true;
+    bool good = true, oldest = true;
     auto note = [&](int32_t death, int64_t start) {
         const int64_t step = death - a.origin[n];
-        if (death < 0 || death == ALIVE || step < 0 || step >= length) return;
-        ending[step] = 1, good = good && step > start;
+        const bool ends = death >= 0 && death != ALIVE && step >= 0 && step < length;
+        if (ends) ending[step] = 1, good = good && step > start && !oldest;
+        oldest = oldest && death < 0;
     };
     for (int64_t i = 0; i < a.carried; ++i) note(a.initial_death[(n * a.heads + h) * a.carried + i], -1);
     for (int64_t t = 0; t < length; ++t) note(a.death[(a.offset[n] + t) * a.heads + h], t);
@@ -209,9 +211,9 @@ int64_t backward(const BackwardArgs &b) {
     const AttendArgs &a = *b.attend;
     if (const int64_t wrong = check(a)) return wrong;
     const int64_t group = a.heads / a.key_heads;
-    if (!in_range(b.parts, 1, group) || a.beta) return sizes;
+    if (!in_range(b.parts, 1, group)) return sizes;
     if (a.tokens && !(b.d_o && b.d_q && b.d_k && b.d_v && (a.memory == Memory::single || b.d_lam))) return tensors;
-    if (a.tokens && ((a.route && !b.d_route) || (a.gate && !b.d_gate))) return tensors;
+    if (a.tokens && ((a.route && !b.d_route) || (a.gate && !b.d_gate) || (a.beta && !b.d_beta))) return tensors;
     const Level &kernels = *chosen_level().level;
     const int64_t heads = (group + b.parts - 1) / b.parts, tasks = a.sequences * a.key_heads * b.parts;
     SharedChunks shared(a, kernels.shared_floats(a), kernels.attend_share);

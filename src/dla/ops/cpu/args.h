@@ -52,7 +52,7 @@ struct BackwardArgs {
     const float *d_o;          // [tokens, H, dv]
     float *d_q, *d_k;          // [parts, tokens, Hk, dk], zero; the sums are in the first part then
     float *d_v, *d_lam;        // [tokens, H, ...], zero
-    float *d_g;                // [tokens, H], or null
+    float *d_g, *d_beta;       // [tokens, H], or null
     float *d_route;            // [tokens, H] if there is a sharpness, zero
     float *d_gate;             // [tokens, H] if there is a soft gate
 };
@@ -67,7 +67,7 @@ struct DecideArgs {
     int64_t carried;      // states a head that the arrays of the carried memory have room for
     double tau, tie, first_score;
     const int64_t *offset, *length, *origin;  // [N]
-    const float *k, *v, *g;
+    const float *k, *v, *g, *beta;  // [tokens, Hk, dk], [tokens, H, dv], [tokens, H]; null where there is none
     const float *current;           // [N, H, dk, dv] the newest state carried in
     const int64_t *size0, *count0;  // [N, H], [N, H, carried]
     const double *info0;            // [N, H, carried]
@@ -78,7 +78,7 @@ struct DecideArgs {
     int32_t *initial_death;         // [N, H, carried]
 };
 
-// One token of every sequence: q, k [N, Hk, dk]; v [N, H, dv]; lam [N, H, width]; g, route [N, H].
+// One token of every sequence: q, k [N, Hk, dk]; v [N, H, dv]; lam [N, H, width]; g, beta, route [N, H].
 struct DecodeArgs {
     Memory memory;
     int64_t sequences, heads, key_heads, dk, dv, width, recency, threads;
@@ -93,7 +93,7 @@ struct DecodeArgs {
     int64_t missing, longest;          // set: matrices that there was no place for; most rows that a head has
     int64_t wants;                     // set: what the next step cannot do without, of Wants
     double scale, tau, tie, first_score;
-    const float *q, *k, *v, *lam, *g, *route;
+    const float *q, *k, *v, *lam, *g, *beta, *route;
     int64_t *length;        // [N] tokens before this one; changed
     void *matrices;         // [N, H, dk, dv], [N, H, states, dk, dv], or the pool
     int32_t *matrix;
@@ -105,6 +105,12 @@ struct DecodeArgs {
     void *row_keys, *row_values;
     float *row_coefficient;
     double *norm;                     // [N, H] of the current state
+    // transitions that the states have not been through yet, with beta alone (see pending.h)
+    double *parts;                    // [N, H] squares of what the current state was made of, over that of its norm
+    int32_t *pending;                 // [N, H] how many there are
+    float *pending_keys;              // [N, H, PENDING, dk]
+    float *pending_beta;              // [N, H, PENDING]
+    float *pending_scratch;           // [N, H, PENDING + 1, dk]
     int32_t *free_row, *free_matrix;  // stacks of places in the pools that nobody uses
     const float *score;               // [N, H]
     const uint8_t *boundary;
@@ -118,6 +124,7 @@ struct DecodeArgs {
 // What the pools of a dynamic state lack, as the bits of a number: free rows, room for places, or that less is free.
 enum Wants : int64_t { wants_rows = 1, wants_places = 2, wants_less = 4 };
 
+static const int64_t PENDING = 16;  // most transitions that states may have before them; as in dla/ops/cpu/ground.py
 static const int64_t SPARE = 4;  // rows a head that may be free however small the pools are
 
 // Pools for a dynamic state to move to.
@@ -142,6 +149,7 @@ struct Level {
     bool (*decode)(const DecodeArgs &, int64_t sequence, int64_t head);
     void (*decode_fold)(const DecodeArgs &, int64_t sequence, int64_t head, int32_t fresh);
     double (*decode_norm)(const DecodeArgs &, int64_t sequence, int64_t head);  // of the current state
+    void (*decode_settle)(const DecodeArgs &, int64_t sequence, int64_t head);  // nothing is pending any more
 };
 
 static const int64_t CHUNK = 64;

@@ -81,6 +81,11 @@ template <class C> struct SingleHead {
     void finish(C &c) {
         if (final && !fresh) c.save_matrix(matrix, final);
     }
+    // All that a chunk changes, piece by piece: visit(where it is, bytes).
+    template <class Visit> void remember(C &c, Visit &visit) {
+        visit(&fresh, sizeof fresh);
+        if (!fresh) visit(matrix, c.dk * c.dvp * 4);
+    }
 };
 
 INLINE int64_t bit_length(int64_t x) { return x ? 64 - __builtin_clzll(uint64_t(x)) : 0; }
@@ -139,7 +144,8 @@ template <class C> struct LevelHead {
                 by_time[t] = lam[column(blocks[b].start, position + t) * CHUNK + t] * c.E[t];
             c.read(blocks[b].matrix, by_time, blocks[b].factor, b);
         }
-        if constexpr (C::backward) learn(c);
+        if constexpr (C::backward)
+            if (c.learns) learn(c);
         c.spread();
         for (int64_t b = 0; b < count; ++b) blocks[b].factor *= c.E[c.m - 1];
         close(c, position + c.m);
@@ -194,6 +200,11 @@ template <class C> struct LevelHead {
         if (!final) return;
         for (int64_t b = 0; b < count; ++b)
             c.save_matrix(blocks[b].matrix, final + (bit_length(blocks[b].size) - 1) * c.dk * c.dv, blocks[b].factor);
+    }
+    template <class Visit> void remember(C &c, Visit &visit) {
+        visit(&count, sizeof count), visit(&spares, sizeof spares), visit(&position, sizeof position);
+        visit(blocks, count * sizeof(Block)), visit(spare, spares * sizeof(float *));
+        for (int64_t b = 0; b < count; ++b) visit(blocks[b].matrix, c.dk * c.dvp * 4);
     }
 };
 

@@ -38,8 +38,6 @@ class AttendArgs(Arguments):
 
 def unable(problem: Problem) -> str | None:
     """Why these kernels cannot run a problem."""
-    if problem.needs_gradient and problem.beta is not None:
-        return "the C++ kernels have no backward pass of the delta rule (beta) yet"
     return binding.unable(problem)
 
 

@@ -8,7 +8,9 @@
 //
 // Decays: what token s gives to query t has the factor exp(g_(s+1) + ... + g_t). If x[t][s] is what that pair adds to
 // the loss, to first order, the gradient of g_u is the sum of x[t][s] over s < u <= t: a running sum, from the end, of
-// what each token reads less what is read of it (`net`).
+// what each token reads less what is read of it (`net`). With a soft gate, what is read of a token's two parts also says
+// how the loss changes with its gate (`d_gate`); with routed reads, what the weights say about sums of keys goes to all
+// tokens of a state (`d_sums`).
 #pragma once
 #include "attend.h"
 #include "rows.h"
@@ -35,10 +37,11 @@ template <class T> struct List {
 };
 
 struct Event {
-    enum { read, fold, combine, drop } kind;
+    enum { read, fold, combine, drop, move, take, move_rows, read_rows } kind;  // the last four: delta_backward.h
     float *matrix, *other;
     float a, b;        // fold: what the matrix was multiplied by; combine: both factors
     int64_t at, many;  // read: its weights; fold: its rows
+    int64_t tape, coefficients;  // of rows, in delta_backward.h
 };
 
 // x [dim][CHUNK] as rows: out [m][stride], written up to dim rounded up to whole vectors.
@@ -54,6 +57,7 @@ void rows_of(const float *x, int64_t m, int64_t dim, float *out, int64_t stride)
 
 struct BackChunk : Chunk {
     static constexpr bool backward = true;
+    bool learns = true;  // whether this walk computes gradients
     const BackwardArgs &back;
     const int64_t dkp, part;
     Arena &arena;
@@ -190,9 +194,17 @@ struct BackChunk : Chunk {
     }
 
     void read_rows(const Rows &rows, const int64_t *many, int64_t count, const float *weight, Arena &) {
-        const int64_t total_rows = sum_of(many, count), wide = dkp > dvp ? dkp : dvp;
-        if (!total_rows || !loose.fit(total_rows * CHUNK, arena) || !loose_d.fit(total_rows * CHUNK, arena)) return;
-        if (!loose_T.fit(total_rows * wide, arena)) return;
+        const int64_t total_rows = sum_of(many, count);
+        if (!total_rows || !meet_rows(rows, many, count, total_rows, weight)) return;
+        product<Into::set>(total_rows, dkp, m, loose_d.floats, CHUNK, 1, Qr, dkp, loose_T.floats, dkp);
+        for (int64_t r = 0; r < total_rows; ++r)
+            if (rows.token[r] >= 0) add_row(d_k(rows.token[r]), 1, loose_T.floats + r * dkp, dk);
+    }
+    // All gradients of reading rows but those of their keys: of their products with queries, in loose_d, for these.
+    bool meet_rows(const Rows &rows, const int64_t *many, int64_t count, int64_t total_rows, const float *weight) {
+        const int64_t wide = dkp > dvp ? dkp : dvp;
+        if (!loose.fit(total_rows * CHUNK, arena) || !loose_d.fit(total_rows * CHUNK, arena)) return false;
+        if (!loose_T.fit(total_rows * wide, arena)) return false;
         float *p = loose.floats, *d = loose_d.floats;
         product<Into::set>(total_rows, padded(m), dk, rows.keys, rows.stride, 1, queries, CHUNK, p, CHUNK);
         product<Into::set>(total_rows, padded(m), dv, rows.values, dvp, 1, DT, CHUNK, d, CHUNK);
@@ -217,23 +229,27 @@ struct BackChunk : Chunk {
         product<Into::set>(total_rows, dvp, m, p, CHUNK, 1, D, dvp, loose_T.floats, dvp);
         for (int64_t r = 0; r < total_rows; ++r)
             if (rows.token[r] >= 0) add_row(d_v(rows.token[r]), 1, loose_T.floats + r * dvp, dv);
-        product<Into::set>(total_rows, dkp, m, d, CHUNK, 1, Qr, dkp, loose_T.floats, dkp);
-        for (int64_t r = 0; r < total_rows; ++r)
-            if (rows.token[r] >= 0) add_row(d_k(rows.token[r]), 1, loose_T.floats + r * dkp, dk);
+        return true;
     }
 
     // The gradients of own tokens and queries, when those of weights and products are complete.
     void spread() {
+        spread_values();
         product<Into::fade>(dk, padded(m), m, k(0), 1, args.k_stride, A, CHUNK, dQ, CHUNK, nullptr, 1);
         for (int64_t s = 0; s < m; s += STEP) {
             const int64_t rows = m - s < STEP ? m - s : STEP, corner = s * CHUNK + s;
-            product<Into::set>(rows, dvp, m - s, P + corner, CHUNK, 1, D + s * dvp, dvp, T, dvp);
-            for (int64_t r = 0; r < rows; ++r) add_row(d_v(token[s + r]), 1, T + r * dvp, dv);
             product<Into::set>(rows, dkp, m - s, A + corner, CHUNK, 1, Qr + s * dkp, dkp, T, dkp);
             for (int64_t r = 0; r < rows; ++r) add_row(d_k(token[s + r]), 1, T + r * dkp, dk);
         }
         rows_of(dQ, m, dk, T, dkp);
         for (int64_t t = 0; t < m; ++t) add_row(d_q(token[t]), 1, T + t * dkp, dk);
+    }
+    void spread_values() {
+        for (int64_t s = 0; s < m; s += STEP) {
+            const int64_t rows = m - s < STEP ? m - s : STEP, corner = s * CHUNK + s;
+            product<Into::set>(rows, dvp, m - s, P + corner, CHUNK, 1, D + s * dvp, dvp, T, dvp);
+            for (int64_t r = 0; r < rows; ++r) add_row(d_v(token[s + r]), 1, T + r * dvp, dv);
+        }
     }
 
     float *new_matrix(Arena &) {
@@ -281,7 +297,7 @@ struct BackChunk : Chunk {
                 case Event::read: unread(d, weights.items + event.at, Q); break;
                 case Event::fold: unfold(d, event); break;
                 case Event::combine: split(d, event); break;
-                case Event::drop: memset(d, 0, dk * dvp * 4); break;
+                default: memset(d, 0, dk * dvp * 4); break;
             }
         }
     }

@@ -1,9 +1,9 @@
-// The first stage for one head: scores, boundaries and the merges of "density", for transitions without beta.
+// The first stage for one head: scores, boundaries and the merges of "density".
 //
-// A token's cosine with the current state is a sum over that state's tokens of weight * (k_t . k_s) (v_t . v_s), so
-// inside a chunk two tables of products, one of keys and one of values, hold all that is needed; only what was current
-// before the chunk is a matrix. Keys and values are taken over their norms, and weights are relative to the state's
-// norm, which is kept apart: whatever the magnitudes, all numbers stay near one.
+// The current state is norm * (carried * matrix + sum_s weight_s k_s row_s^T): what was current before the chunk is a
+// matrix, and the chunk's own tokens are rows. Keys and values are taken over their norms, and weights are relative to
+// the state's norm, which is kept apart: whatever the magnitudes, all numbers stay near one. What a row is depends on
+// the transition: the token's value (PlainHead below), or what the delta rule writes of it (decide_delta.h).
 #pragma once
 #include "chunk.h"
 
@@ -120,34 +120,41 @@ struct Densities {
 
 constexpr int64_t LEAST_LOOK = 4;  // tokens
 
-struct DecideHead {
+// What heads of either transition do alike. Own has
+//     prepare(first)                what else it needs of a chunk's tokens
+//     looked(t, count)              takes in k^T matrix of some tokens, which is in `read`
+//     product_with_state(t)         the cosine of token t's k v^T with the current state
+//     sign(t), token(t)             of what token t writes to a new state: its direction along k v^T, and its norm
+//     join(t, cos)                  token t joins the current state
+//     started(t), folded()          token t alone is the current state; that is a matrix alone
+template <class Own> struct Deciding {
     const DecideArgs &args;
     const int64_t n, h, key_head, dk, dv, dvp;
-    const bool may_cancel;  // whether tokens may join that point away from the state
     SharedKeys keys;
-    float *unit, *turned, *gram;  // [CHUNK][dvp] values over their norms; [dv][CHUNK]; [CHUNK][CHUNK]
-    float *matrix, *read;         // [dk][dvp] what was current before the chunk; [STEP][dvp]
-    float *scaled;                // [CHUNK][dvp]
-    float weight[CHUNK];          // of the chunk's tokens in the current state, over its norm
-    float carried = 0;            // of the matrix
-    float along[CHUNK];           // k_t^T matrix v_t of units
+    float *unit, *rows;     // [CHUNK][dvp] values over their norms; what the current state has of the chunk's tokens
+    float *matrix, *read;   // [dk][dvp] what was current before the chunk; [STEP][dvp]
+    float *scaled;          // [CHUNK][dvp]
+    float weight[CHUNK];    // of the chunk's tokens in the current state, over its norm
+    float carried = 0;      // of the matrix
     double norm_v[CHUNK];
     float decay[CHUNK], scores[CHUNK];
     bool opened[CHUNK];
-    double norm = 0;              // of the current state
+    double norm = 0;        // of the current state
     bool open = false;
-    int64_t m = 0;                // tokens of the chunk
-    int64_t looked = 0, ahead = 0;  // tokens before `looked` have their `along`; how many the next look takes
-    int64_t begin_own = 0;        // the first of them that the current state has outside of its matrix
+    int64_t m = 0;          // tokens of the chunk
+    int64_t known = 0, ahead = 0;  // the tokens before `known` have looked back; how many the next look takes
+    int64_t begin_own = 0;  // the first of the chunk's tokens that the current state has outside of its matrix
     Densities list;
 
-    DecideHead(const DecideArgs &a, int64_t sequence, int64_t head, Arena &arena)
+    Deciding(const DecideArgs &a, int64_t sequence, int64_t head, Arena &arena)
         : args(a), n(sequence), h(head), key_head(head * a.key_heads / a.heads), dk(a.dk), dv(a.dv), dvp(padded(a.dv)),
-          may_cancel(a.block || a.state_score || a.tau > 1.41421356), keys{}, list(a.capacity, arena) {
-        unit = arena.floats(CHUNK * dvp), turned = arena.floats(dv * CHUNK), gram = arena.floats(CHUNK * CHUNK);
-        matrix = arena.floats(dk * dvp), read = arena.floats(STEP * dvp), scaled = arena.floats(CHUNK * dvp);
+          keys{}, list(a.capacity, arena) {
+        unit = rows = arena.floats(CHUNK * dvp), scaled = arena.floats(CHUNK * dvp);
+        matrix = arena.floats(dk * dvp), read = arena.floats(STEP * dvp);
         if (!arena.failed) carry_in();
     }
+
+    Own &own() { return static_cast<Own &>(*this); }
 
     void carry_in() {
         if (!args.carried) return;
@@ -172,14 +179,14 @@ struct DecideHead {
         keys = of_keys, m = count;
         for (int64_t t = 0; t < m; ++t)
             norm_v[t] = unit_of(args.v + (first + t) * args.v_stride + h * dv, dv, unit + t * dvp, dvp);
-        fill_gram(unit, dvp, m, dv, turned, gram);
         for (int64_t t = 0; t < m; ++t) decay[t] = args.g ? args.g[(first + t) * args.heads + h] : 0;
         for (int64_t t = 0; t < m; t += LANES) store(decay + t, exp_vec(load(decay + t)));
+        own().prepare(first);
         memset(weight, 0, sizeof weight);
-        begin_own = looked = 0, ahead = LEAST_LOOK;
+        begin_own = known = 0, ahead = LEAST_LOOK;
         for (int64_t t = 0; t < m; ++t) args.death[(first + t) * args.heads + h] = -1;
         for (int64_t t = 0; t < m; ++t) {
-            if (carried != 0 && t == looked) look_back(t);
+            if (carried != 0 && t == known) look_back(t);
             step(t, first + t, position + t);
         }
         for (int64_t t = 0; t < m; ++t) {  // not one by one: other threads write beside it
@@ -189,36 +196,31 @@ struct DecideHead {
         fold(m);
     }
 
-    // k^T matrix v for some tokens from t on: few at first, since a boundary makes it useless for those behind it
+    // k^T matrix for some tokens from t on: few at first, since a boundary makes it useless for those behind it
     void look_back(int64_t t) {
         const int64_t count = m - t < ahead ? m - t : ahead;
-        looked = t + count, ahead = ahead < STEP ? 2 * ahead : STEP;
+        known = t + count, ahead = ahead < STEP ? 2 * ahead : STEP;
         product<Into::set>(count, dvp, dk, keys.unit + t * dk, dk, 1, matrix, dvp, read, dvp);
-        for (int64_t i = 0; i < count; ++i) {
-            Vec total{};
-            for (int64_t j = 0; j < dvp; j += LANES) total += load(read + i * dvp + j) * load(unit + (t + i) * dvp + j);
-            along[t + i] = sum(total);
-        }
+        own().looked(t, count);
     }
 
-    // The products of token t with the chunk's tokens, each by its weight: zero weights count nothing, whatever they meet.
-    float product_with_state(int64_t t) {
+    float dot_of(const float *x, const float *y) const {
         Vec total{};
-        for (int64_t s = 0; s <= t; s += LANES) {
-            const Vec w = load(weight + s), x = load(keys.gram + t * CHUNK + s) * load(gram + t * CHUNK + s);
-            total += w * (Vec)((Ints)x & (w != 0));
-        }
-        return sum(total) + (carried != 0 ? carried * along[t] : 0);
+        for (int64_t j = 0; j < dvp; j += LANES) total += load(x + j) * load(y + j);
+        return sum(total);
     }
 
     double information(int64_t t, double &product, double token) {
-        double cos = product;
         if (token == 0) return 0;
         if (norm == 0) return args.first_score;
+        double cos = own().sign(t) * product;
         if (args.state_score) {  // the angle between the state with the token and without it, both over the larger
             const double largest = norm > token ? norm : token, c = norm / largest, d = token / largest;
             double left = c * c + 2 * c * d * cos + d * d;
-            if (left < 0.05) cos = product = exact_product(t), left = c * c + 2 * c * d * cos + d * d;
+            if (left < 0.05) {
+                product = exact_product(t);
+                cos = own().sign(t) * product, left = c * c + 2 * c * d * cos + d * d;
+            }
             cos = left <= 0 ? 0 : (c + d * cos) / sqrt(left);
         }
         cos = cos > 1 ? 1 : cos < -1 ? -1 : cos;  // keeps NaN
@@ -229,6 +231,7 @@ struct DecideHead {
     double exact_product(int64_t t) {
         rebase(t);
         look_back(t);
+        own().product_with_state(t);  // so that it joins what it was compared with
         double total = 0;
         for (int64_t d = 0; d < dk; ++d) {
             double row = 0;
@@ -244,13 +247,13 @@ struct DecideHead {
     void rebase(int64_t count) {
         fold(count);
         memset(weight, 0, sizeof weight);
-        begin_own = looked = count, ahead = LEAST_LOOK;
+        begin_own = known = count, ahead = LEAST_LOOK;
     }
 
     void step(int64_t t, int64_t token_at, int64_t position) {
         const int64_t at = token_at * args.heads + h;
-        const double token = keys.norm[t] * norm_v[t];
-        double cos = open && norm != 0 ? product_with_state(t) : 0;
+        const double token = own().token(t);
+        double cos = open && norm != 0 ? own().product_with_state(t) : 0;
         const float score = open ? float(information(t, cos, token)) : float(args.first_score);
         const bool opens = !open || (args.block ? position % args.block == 0 : score >= float(args.tau));
         scores[t] = score, opened[t] = opens;
@@ -262,12 +265,18 @@ struct DecideHead {
                     list.merge(list.cheapest(args.tie), int32_t(args.origin[n] + token_at - args.offset[n]));
                 list.push(1, score, ends);
             }
-            for (int64_t s = 0; s < t; s += LANES) store(weight + s, Vec{});
-            open = true, carried = 0, begin_own = t, norm = token, set_weight(t, token != 0);
+            start(t, token);
         } else {
             if (args.capacity) list.count[list.size - 1] += 1, list.info[list.size - 1] += score;
-            join(t, decay[t], token, cos);
+            own().join(t, cos);
         }
+    }
+
+    // Token t alone is the current state.
+    void start(int64_t t, double token) {
+        for (int64_t s = 0; s < t; s += LANES) store(weight + s, Vec{});
+        open = true, carried = 0, begin_own = t, norm = token, set_weight(t, token != 0);
+        own().started(t);
     }
 
     // As a vector: a number that is written alone is not at hand when its vector is read next.
@@ -279,35 +288,72 @@ struct DecideHead {
         store(weight + first, lane == int32_t(t - first) ? all(x) : old);
     }
 
-    // Token t joins the current state, which fades by `fades`.
-    void join(int64_t t, double fades, double token, double cos) {
-        const double before = fades * norm;
-        double square = before * before + 2 * before * token * cos + token * token;
-        double after = sqrt(square < 0 ? 0 : square);
-        if (float(after) == 0) after = 0;
-        const double over = after == 0 ? 0 : 1 / after;
-        const float fade = float(before * over);
+    // The state has become `fade` of its last norm, and row t `x`, over the norm that it has now.
+    void reweigh(int64_t t, float fade, float x) {
         for (int64_t s = 0; s <= t; s += LANES) store(weight + s, load(weight + s) * fade);
-        set_weight(t, float(token * over));
-        carried *= fade;
-        norm = after;
-        const double larger = before > token ? before : token;
-        if (may_cancel && after < 0.25 * larger && after != 0) rebase(t + 1);
+        set_weight(t, x);
+        if (carried != 0) carried *= fade;  // none stays none
     }
 
     // The current state as a matrix of norm one, after the chunk's first `count` tokens.
     void fold(int64_t count) {
-        const int64_t rows = count - begin_own;
-        if (!open || !rows) return;
-        for (int64_t r = 0; r < rows; ++r)
+        const int64_t many = count - begin_own;
+        if (!open || !many) return;
+        for (int64_t r = 0; r < many; ++r)
             for (int64_t j = 0; j < dvp; j += LANES)
-                store(scaled + r * dvp + j, load(unit + (begin_own + r) * dvp + j) * weight[begin_own + r]);
+                store(scaled + r * dvp + j, load(rows + (begin_own + r) * dvp + j) * weight[begin_own + r]);
         const float *from = keys.unit + begin_own * dk;
-        if (carried == 0) product<Into::set>(dk, dvp, rows, from, 1, dk, scaled, dvp, matrix, dvp);
-        else product<Into::fade>(dk, dvp, rows, from, 1, dk, scaled, dvp, matrix, dvp, nullptr, carried);
+        if (carried == 0) product<Into::set>(dk, dvp, many, from, 1, dk, scaled, dvp, matrix, dvp);
+        else product<Into::fade>(dk, dvp, many, from, 1, dk, scaled, dvp, matrix, dvp, nullptr, carried);
         const double length = norm_of(matrix, dk * dvp);  // one, but for rounding
         norm *= length;
         carried = length == 0 ? 0 : float(1 / length);
+        own().folded();
+    }
+};
+
+// Without beta a row is the token's value, and the cosine with the state a sum over that state's tokens of
+// weight * (k_t . k_s) (v_t . v_s): two tables of products, one of keys and one of values, hold all that is needed.
+struct PlainHead : Deciding<PlainHead> {
+    const bool may_cancel;   // whether tokens may join that point away from the state
+    float *turned, *gram;    // [dv][CHUNK]; [CHUNK][CHUNK]
+    float along[CHUNK];      // k_t^T matrix v_t of units
+
+    PlainHead(const DecideArgs &a, int64_t sequence, int64_t head, Arena &arena)
+        : Deciding(a, sequence, head, arena), may_cancel(a.block || a.state_score || a.tau > 1.41421356) {
+        turned = arena.floats(dv * CHUNK), gram = arena.floats(CHUNK * CHUNK);
+    }
+
+    void prepare(int64_t) { fill_gram(unit, dvp, m, dv, turned, gram); }
+    void looked(int64_t t, int64_t count) {
+        for (int64_t i = 0; i < count; ++i) along[t + i] = dot_of(read + i * dvp, unit + (t + i) * dvp);
+    }
+    double sign(int64_t) const { return 1; }
+    double token(int64_t t) const { return keys.norm[t] * norm_v[t]; }
+    void started(int64_t) {}
+    void folded() {}
+
+    // The products of token t with the chunk's tokens, each by its weight: zero weights count nothing, whatever they
+    // meet.
+    double product_with_state(int64_t t) {
+        Vec total{};
+        for (int64_t s = 0; s <= t; s += LANES) {
+            const Vec w = load(weight + s), x = load(keys.gram + t * CHUNK + s) * load(gram + t * CHUNK + s);
+            total += w * (Vec)((Ints)x & (w != 0));
+        }
+        return sum(total) + (carried != 0 ? carried * along[t] : 0);
+    }
+
+    void join(int64_t t, double cos) {
+        const double before = decay[t] * norm, own = token(t);
+        double square = before * before + 2 * before * own * cos + own * own;
+        double after = sqrt(square < 0 ? 0 : square);
+        if (float(after) == 0) after = 0;
+        const double over = after == 0 ? 0 : 1 / after;
+        reweigh(t, float(before * over), float(own * over));
+        norm = after;
+        const double larger = before > own ? before : own;
+        if (may_cancel && after < 0.25 * larger && after != 0) rebase(t + 1);
     }
 };
 

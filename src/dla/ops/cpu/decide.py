@@ -1,4 +1,4 @@
-"""The first stage in C++ by chunks, in float32: scores and boundaries without beta, merges by density."""
+"""The first stage in C++ by chunks, in float32: scores and boundaries, merges by density."""
 
 import torch
 from torch import Tensor
@@ -17,7 +17,7 @@ class DecideArgs(Arguments):
     _fields_ = Arguments.fields(
         "tokens sequences heads key_heads dk dv k_stride v_stride capacity block state_score threads carried",
         "tau tie first_score",
-        "offset length origin k v g current size0 count0 info0 position0 score boundary death initial_death",
+        "offset length origin k v g beta current size0 count0 info0 position0 score boundary death initial_death",
     )
 
 
@@ -44,7 +44,9 @@ def decide(problem: Problem) -> Decided:
     death = torch.empty(score.shape, dtype=torch.int32)
     places = {"offset": layout.offsets, "length": layout.lengths, "origin": layout.origins}
     tensors: dict[str, Tensor | None] = {name: torch.tensor(x, dtype=torch.int64) for name, x in places.items()}
-    tensors |= {"k": k, "v": v, "g": None if problem.g is None else problem.g.float().contiguous()}
+    tensors |= {"k": k, "v": v}
+    for name, x in (("g", problem.g), ("beta", problem.beta)):
+        tensors[name] = None if x is None else x.float().contiguous()
     tensors |= {"score": score, "boundary": boundary, "death": death}
     counts = initial = None
     if problem.state is not None:

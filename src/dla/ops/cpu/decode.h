@@ -2,7 +2,8 @@
 #pragma once
 #include "args.h"
 #include "attend.h"
-#include "decide.h"
+#include "decide_delta.h"
+#include "pending.h"
 #include "rows.h"
 
 namespace {
@@ -46,12 +47,57 @@ void fade_and_read(float *y, float s, const float *q, const float *k, const floa
     }
 }
 
+// The same with the delta rule: S = decay (S - beta k (k^T S)) (+ beta k v^T); `fit` is q . k
+template <int V, bool writes>
+INLINE void move_columns(float *y, float s, const float *q, const float *k, float fit, const float *v, float *S,
+                         float decay, float beta, int64_t dk, int64_t dv) {
+    Vec held[V] = {}, total[V] = {}, w[V];
+    for (int64_t d = 0; d < dk; ++d)
+#pragma GCC unroll 4
+        for (int c = 0; c < V; ++c) {
+            const Vec x = load(S + d * dv + c * LANES);
+            held[c] += x * k[d], total[c] += x * q[d];
+        }
+#pragma GCC unroll 4
+    for (int c = 0; c < V; ++c) {
+        w[c] = ((writes ? load(v + c * LANES) : Vec{}) - held[c] * decay) * beta;
+        store(y + c * LANES, load(y + c * LANES) + (total[c] * decay + w[c] * fit) * s);
+    }
+    for (int64_t d = 0; d < dk; ++d)
+#pragma GCC unroll 4
+        for (int c = 0; c < V; ++c) {
+            float *x = S + d * dv + c * LANES;
+            store(x, load(x) * decay + w[c] * k[d]);
+        }
+}
+
+// The same of all columns: some at a time, so that they are in the cache when they are written.
+template <bool writes>
+void move_and_read(float *y, float s, const float *q, const float *k, const float *v, float *S, float decay, float beta,
+                   int64_t dk, int64_t dv) {
+    const float fit = dot(q, k, dk);
+    int64_t j = 0;
+    for (; j + 4 * LANES <= dv; j += 4 * LANES)
+        move_columns<4, writes>(y + j, s, q, k, fit, v + j, S + j, decay, beta, dk, dv);
+    for (; j + LANES <= dv; j += LANES)
+        move_columns<1, writes>(y + j, s, q, k, fit, v + j, S + j, decay, beta, dk, dv);
+    for (; j < dv; ++j) {
+        float held = 0, total = 0;
+        for (int64_t d = 0; d < dk; ++d) held += S[d * dv + j] * k[d], total += S[d * dv + j] * q[d];
+        const float w = ((writes ? v[j] : 0) - held * decay) * beta;
+        y[j] += s * (total * decay + w * fit);
+        for (int64_t d = 0; d < dk; ++d) S[d * dv + j] = S[d * dv + j] * decay + w * k[d];
+    }
+}
+
 void decode_single(const DecodeArgs &a, int64_t n, int64_t h) {
     const int64_t at = n * a.heads + h, dk = a.dk, dv = a.dv;
     const float *q = a.q + (n * a.key_heads + h * a.key_heads / a.heads) * dk, *k = a.k + (q - a.q), *v = a.v + at * dv;
     float *S = (float *)a.matrices + at * dk * dv, *o = a.o + at * dv;
+    const float decay = a.g ? expf(a.g[at]) : 1;
     for (int64_t j = 0; j < dv; ++j) o[j] = 0;
-    fade_and_read<true>(o, float(a.scale), q, k, v, S, a.g ? expf(a.g[at]) : 1, dk, dv);
+    if (a.beta) move_and_read<true>(o, float(a.scale), q, k, v, S, decay, a.beta[at], dk, dv);
+    else fade_and_read<true>(o, float(a.scale), q, k, v, S, decay, dk, dv);
 }
 
 // Levels [N, H, states, dk, dv]: bit i of the length says whether level i + 1 holds a block.
@@ -59,33 +105,31 @@ void decode_levels(const DecodeArgs &a, int64_t n, int64_t h) {
     const int64_t at = n * a.heads + h, dk = a.dk, dv = a.dv, size = dk * dv, length = a.length[n];
     const float *q = a.q + (n * a.key_heads + h * a.key_heads / a.heads) * dk, *k = a.k + (q - a.q), *v = a.v + at * dv;
     const float *lam = a.lam + at * a.width;
-    const float decay = a.g ? expf(a.g[at]) : 1, scale = float(a.scale);
+    const float decay = a.g ? expf(a.g[at]) : 1, beta = a.beta ? a.beta[at] : 1, scale = float(a.scale);
     float *levels = (float *)a.matrices + at * a.states * size, *o = a.o + at * dv;
     for (int64_t j = 0; j < dv; ++j) o[j] = 0;
-    add_row(o, lam[0] * dot(q, k, dk), v, dv);
+    add_row(o, lam[0] * beta * dot(q, k, dk), v, dv);
     int64_t target = 0;  // the first level that is free: the token and all below become its block
     while (length >> target & 1) ++target;
     float *block = levels + target * size;
     for (int64_t d = 0; d < dk; ++d)
-        for (int64_t j = 0; j < dv; ++j) block[d * dv + j] = k[d] * v[j];
+        for (int64_t j = 0; j < dv; ++j) block[d * dv + j] = beta * k[d] * v[j];
     for (int64_t level = 0; level < a.states; ++level) {
         if (!(length >> level & 1)) continue;
         float *S = levels + level * size;
         const int64_t column = level + 1 < a.width ? level + 1 : a.width - 1;
-        if (level > target && a.g) {
-            fade_and_read<false>(o, lam[column], q, k, v, S, decay, dk, dv);
-            continue;
-        }
-        read_matrix(o, lam[column] * decay, q, S, dk, dv, dv);
+        float fades = decay;  // what S has not been through yet
+        if (a.beta) move_and_read<false>(o, lam[column], q, k, v, S, decay, beta, dk, dv), fades = 1;
+        else if (level > target && a.g) fade_and_read<false>(o, lam[column], q, k, v, S, decay, dk, dv);
+        else read_matrix(o, lam[column] * decay, q, S, dk, dv, dv);
         if (level > target) continue;
-        add_matrices(block, 1, S, decay, size);
+        add_matrices(block, 1, S, fades, size);
         memset(S, 0, size * 4);
     }
     for (int64_t j = 0; j < dv; ++j) o[j] *= scale;
 }
 
-constexpr int64_t STRIP = 256;  // columns of a matrix that are looked at together
-constexpr int64_t BLOCK = 64;   // loose rows that are
+constexpr int64_t BLOCK = 64;  // loose rows that are read together
 
 template <class T> struct DecodeHead {
     const DecodeArgs &a;
@@ -95,14 +139,17 @@ template <class T> struct DecodeHead {
     float *factor, *keys;
     int64_t *rows, *count;
     double *info, &norm;
+    Pending pending;              // of its transitions those of the last steps, whose tokens are the last rows
     int64_t size = 0, total = 0;  // states; loose rows of all of them
 
     DecodeHead(const DecodeArgs &args, int64_t sequence, int64_t head)
         : a(args), n(sequence), h(head), at(n * args.heads + head), dk(args.dk), dv(args.dv), K(args.states),
           q(args.q ? args.q + (n * args.key_heads + head * args.key_heads / args.heads) * args.dk : nullptr),
-          k(q ? args.k + (q - args.q) : nullptr), v(args.v ? args.v + at * args.dv : nullptr), matrix(args.matrix + at * K), place(args.places + at * args.places_room),
+          k(q ? args.k + (q - args.q) : nullptr), v(args.v ? args.v + at * args.dv : nullptr),
+          matrix(args.matrix + at * K), place(args.places + at * args.places_room),
           factor(args.factor + at * K), keys(args.key_sums ? args.key_sums + at * K * args.dk : nullptr),
-          rows(args.rows + at * K), count(args.count + at * K), info(args.info + at * K), norm(args.norm[at]) {
+          rows(args.rows + at * K), count(args.count + at * K), info(args.info + at * K), norm(args.norm[at]),
+          pending(args, at) {
         while (size < K && count[size]) total += rows[size++];
     }
     // What a state is made of: its matrix, if it has one, and loose rows.
@@ -119,13 +166,14 @@ template <class T> struct DecodeHead {
 
     // false: no memory
     bool step() {
-        float *unit = (float *)malloc((dk + dv) * 4);  // the token over its norms
+        float *unit = (float *)malloc((dk + 2 * dv) * 4), *held = unit + dk + dv;  // the token over its norms; its S^T k
         if (!unit) return false;
-        const double decay = a.g ? exp(double(a.g[at])) : 1;
-        const double token = unit_of(k, dk, unit, dk) * unit_of(v, dv, unit + dk, dv);
-        const double product = size ? product_with_current(unit, unit + dk) : 0;
-        free(unit);
-        const float score = a.given ? a.score[at] : size ? float(information(product, token)) : float(a.first_score);
+        const double decay = a.g ? exp(double(a.g[at])) : 1, beta = a.beta ? a.beta[at] : 1;
+        const double norm_k = unit_of(k, dk, unit, dk), norm_v = unit_of(v, dv, unit + dk, dv);
+        const double token = fabs(beta) * norm_k * norm_v;
+        const double product = size ? product_with_current(unit, unit + dk, held) : 0;
+        const double cos = beta < 0 ? -product : product;
+        const float score = a.given ? a.score[at] : size ? float(information(cos, token)) : float(a.first_score);
         bool opens = a.given ? a.boundary[at] : !size || score >= float(a.tau);
         if (!a.given && a.block) opens = !size || a.length[n] % a.block == 0;
         for (int64_t i = 0; i < size; ++i) factor[i] *= float(decay);
@@ -135,32 +183,37 @@ template <class T> struct DecodeHead {
             const int64_t pair = a.given ? a.merged[at] : size == K ? cheapest() : -1;
             if (pair >= 0) merge(pair);
             open_state(score), norm = token;
+            if (a.beta) a.parts[at] = 1;
         } else {
             count[size - 1] += 1, info[size - 1] += score, rows[size - 1] += 1;
-            join(decay, token, product);
+            if (a.beta) join_by_delta(decay, beta * norm_k * norm_v, beta * norm_k * norm_k, unit + dk, held);
+            else join(decay, token, product);
         }
+        free(unit);
         take_in(opens);
         read();
+        if (pending.full()) settle();
         a.fold[at] = full();
         return true;
     }
 
-    // cos of the token, given over its norms, and the current state
-    double product_with_current(const float *unit_k, const float *unit_v) const {
+    int64_t old() const { return total - pending.many(); }  // rows from before the transitions that are pending
+
+    // cos of the token, given over its norms, and the current state, of which `held` becomes S^T k
+    double product_with_current(const float *unit_k, const float *unit_v, float *held) const {
+        for (int64_t j = 0; j < dv; ++j) held[j] = 0;
         if (norm == 0) return 0;
         const int64_t i = size - 1;
+        float fits[PENDING];
+        const float *back = pending.carry_back(unit_k, fits);
         double product = 0;
-        for (int64_t r = total - rows[i]; r < total; ++r)
-            product += double(coefficient_at(r)) * dot(unit_k, key_at(r), dk) * dot(unit_v, value_at(r), dv);
-        if (matrix[i] < 0) return product / norm;
-        double along = 0;
-        for (int64_t j = 0; j < dv; j += STRIP) {
-            const int64_t width = dv - j < STRIP ? dv - j : STRIP;
-            float y[STRIP] = {};
-            read_matrix(y, 1, unit_k, matrix_at(i) + j, dk, width, dv);
-            along += dot(unit_v + j, y, width);
+        for (int64_t r = total - rows[i]; r < total; ++r) {
+            const float fit = r < old() ? dot(back, key_at(r), dk) : fits[r - old()];
+            if (a.beta) add_row(held, coefficient_at(r) * fit, value_at(r), dv);
+            else product += double(coefficient_at(r)) * fit * dot(unit_v, value_at(r), dv);
         }
-        return (product + along * factor[i]) / norm;
+        if (matrix[i] >= 0) read_matrix(held, factor[i], back, matrix_at(i), dk, dv, dv);
+        return (product + dot(unit_v, held, dv)) / norm;
     }
 
     double information(double cos, double token) const {
@@ -181,6 +234,25 @@ template <class T> struct DecodeHead {
         if (float(norm) == 0) norm = 0;
         const double larger = before > token ? before : token;
         if (norm < 0.25 * larger) norm = -1;  // what is left after tokens have cancelled is measured, in take_in
+    }
+
+    // The same with the delta rule, by which the current state gets a row along k (see decide_delta.h): `written` times
+    // the unit value without `step` times what the state held.
+    void join_by_delta(double decay, double written, double step, const float *unit_v, const float *held) {
+        const double before = decay * norm, erased = step * before, over = norm == 0 ? 0 : 1 / norm;
+        const double larger = fabs(erased) > fabs(written) ? fabs(erased) : fabs(written);
+        const double share = larger == 0 ? 0 : 1 / larger;
+        double along = 0, square = 0;  // of the row over `larger`, with S^T k over its norm, and with itself
+        for (int64_t j = 0; j < dv; ++j) {
+            const float y = float(held[j] * over), x = float(written * share) * unit_v[j] - float(erased * share) * y;
+            along += double(x) * y, square += double(x) * x;
+        }
+        const double row = larger * larger * square, apart = a.parts[at] * before * before + row;
+        const double after = before * before + 2 * before * larger * along + row;
+        norm = sqrt(after < 0 ? 0 : after);
+        if (float(norm) == 0) norm = 0;
+        if (apart > MOST_PARTS * norm * norm) norm = -1;  // little is left of what there was: measured, in take_in
+        else a.parts[at] = norm == 0 ? 1 : apart / (norm * norm);
     }
 
     int64_t cheapest() const {
@@ -220,15 +292,34 @@ template <class T> struct DecodeHead {
         ++size;
     }
 
-    // The token becomes the last row.
+    // The token becomes the last row, and its transition is pending.
     void take_in(bool opens) {
         place[total] = a.new_row[at];
-        put_row(key_at(total), k, dk), put_row(value_at(total), v, dv);
+        put_row(key_at(total), k, dk);
+        if (a.beta) {
+            for (int64_t j = 0; j < dv; ++j) put(value_at(total) + j, a.beta[at] * v[j]);
+            pending.push(k, a.beta[at]);
+        } else {
+            put_row(value_at(total), v, dv);
+        }
         coefficient_at(total) = 1;
         ++total;
         for (int64_t d = 0; keys && d < dk; ++d)
             keys[(size - 1) * dk + d] = opens ? k[d] : keys[(size - 1) * dk + d] + k[d];
-        if (norm < 0) norm = measured();
+        if (norm >= 0 || norm != norm) return;
+        settle();
+        norm = measured();
+        if (a.beta) a.parts[at] = 1;
+    }
+
+    // States go through the transitions that are pending.
+    void settle() {
+        if (!pending.many()) return;
+        pending.turn();
+        for (int64_t i = 0; i < size; ++i)
+            if (matrix[i] >= 0) pending.apply(matrix_at(i), dv);
+        for (int64_t r = 0; r < total; ++r) pending.apply_to_row(key_at(r), r < old() ? 0 : r - old() + 1);
+        *pending.count = 0;
     }
 
     // The norm of the current state, some rows of its matrix at a time.
@@ -275,18 +366,20 @@ template <class T> struct DecodeHead {
         float *o = a.o + at * dv, weights[BLOCK];
         for (int64_t j = 0; j < dv; ++j) o[j] = 0;
         const float length = a.route ? fmaxf(sqrtf(dot(q, q, dk)), NONE) : 0;
+        float fits[PENDING];
+        const float *back = pending.carry_back(q, fits);
         int64_t first = 0, many = 0;  // rows that have a weight and are to be read
         for (int64_t i = 0; i < size; ++i) {
             const float w = weight_of(i, length);
-            if (matrix[i] >= 0) read_matrix(o, w * factor[i], q, matrix_at(i), dk, dv, dv);
+            if (matrix[i] >= 0) read_matrix(o, w * factor[i], back, matrix_at(i), dk, dv, dv);
             for (int64_t left = rows[i]; left; --left) {
                 weights[many] = w * coefficient_at(first + many);
                 if (++many < BLOCK) continue;
-                read_rows(o, first, many, weights);
+                read_rows(o, back, fits, first, many, weights);
                 first += many, many = 0;
             }
         }
-        read_rows(o, first, many, weights);
+        read_rows(o, back, fits, first, many, weights);
         for (int64_t j = 0; j < dv; ++j) o[j] *= float(a.scale);
     }
 
@@ -300,18 +393,20 @@ template <class T> struct DecodeHead {
         return w * expf(a.route[at] * (cos - 1));
     }
 
-    // o += the sum of weight (q . key) value over up to BLOCK rows
-    void read_rows(float *o, int64_t first, int64_t many, float *weights) const {
+    // o += the sum of weight (q . key) value over up to BLOCK rows; q is `back`, or has met the last rows (`fits`)
+    void read_rows(float *o, const float *back, const float *fits, int64_t first, int64_t many, float *weights) const {
+        const int64_t before = first + many < old() ? many : first < old() ? old() - first : 0;
         int64_t r = 0;
-        for (; r + 4 <= many; r += 4) {
+        for (; r + 4 <= before; r += 4) {
             const T *row[4];
 #pragma GCC unroll 4
             for (int i = 0; i < 4; ++i) row[i] = key_at(first + r + i);
-            const Four fit = four_dots(q, row, dk);
+            const Four fit = four_dots(back, row, dk);
 #pragma GCC unroll 4
             for (int i = 0; i < 4; ++i) weights[r + i] *= fit[i];
         }
-        for (; r < many; ++r) weights[r] *= dot(q, key_at(first + r), dk);
+        for (; r < before; ++r) weights[r] *= dot(back, key_at(first + r), dk);
+        for (; r < many; ++r) weights[r] *= fits[first + r - old()];
         int64_t j = 0;
         for (; j + 4 * LANES <= dv; j += 4 * LANES) add_columns<4>(o, j, first, many, weights);
         for (; j + LANES <= dv; j += LANES) add_columns<1>(o, j, first, many, weights);
@@ -345,6 +440,7 @@ template <class T> struct DecodeHead {
         const int64_t i = a.fold[at];
         int64_t first = 0;
         for (int64_t s = 0; s < i; ++s) first += rows[s];
+        if (first + rows[i] > old()) settle();  // what the last steps wrote cannot be put before their transitions
         const Part part = {fresh < 0 ? matrix_at(i) : nullptr, factor[i], first, rows[i]};
         if (fresh >= 0) matrix[i] = fresh;
         int64_t d = 0;
@@ -365,6 +461,7 @@ template <class T> struct DecodeHead {
         if (i == size - 1) {
             total -= a.freed_rows[at];
             norm = measured();
+            if (a.beta) a.parts[at] = 1;
         }
     }
 

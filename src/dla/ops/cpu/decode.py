@@ -1,4 +1,4 @@
-"""The third stage in C++: one token of every sequence, on the carried state itself, in float32 and without beta.
+"""The third stage in C++: one token of every sequence, on the carried state itself, in float32.
 
 A state keeps the ``Decoder`` of its last step: a step like it finds the kernel's arguments as they were, and sets the
 token alone.
@@ -57,7 +57,9 @@ class Decoder:
         arguments.key_heads, arguments.scale = problem.k.shape[2], problem.scale
         arguments.width = 0 if problem.lam is None else problem.lam.shape[-1]
         arguments.recency = int(problem.slot_order == "recency")
-        arguments.point({"q": None, "k": None, "v": None, "lam": None, "g": None, "route": None, **tensors})
+        arguments.point(
+            {"q": None, "k": None, "v": None, "lam": None, "g": None, "beta": None, "route": None, **tensors}
+        )
 
     def __reduce__(self) -> tuple[type[None], tuple[()]]:
         return type(None), ()
@@ -122,10 +124,11 @@ class OfSpans(Decoder):
     """The states of the dynamic memory."""
 
     def __init__(self, problem: Problem, state: Any) -> None:
-        self.held: Spans = state.held
+        self.held: Spans = state.held if problem.beta is None else state.kept  # what is pending may stay so
         if self.held.ground is None:
             self.held.ground = Ground(self.held)
         self.ground: Ground = self.held.ground
+        self.ground.pend(problem.beta is not None)
         arguments, rules, made, given = self.ground.arguments, problem.rules, problem.given, {}
         if made is not None:
             given = {"score": made.score.float().contiguous(), "boundary": made.boundary.contiguous()}
@@ -136,7 +139,7 @@ class OfSpans(Decoder):
         arguments.block, arguments.state_score = rules.block or 0, int(rules.score == "state")
 
     def fits(self, state: Any) -> bool:
-        return state.held is self.held and self.held.ground is self.ground
+        return state.kept is self.held and self.held.ground is self.ground
 
     def run(self, state: Any) -> None:
         if self.arguments.wants:

@@ -24,19 +24,30 @@ struct Delta {
     const int64_t dk, dkp;
     float *U;  // [CHUNK][CHUNK] U[t][s]
     float *S;  // [CHUNK][CHUNK] products by token and query, zero for s > t
-    float *Q;  // [dk][CHUNK] queries of states at the chunk's start
+    float *Q;  // [dkp][CHUNK] queries of states at the chunk's start
     float *H;  // [CHUNK][dkp] keys at the chunk's end
-    float *masked;
+    float *masked;    // [CHUNK][CHUNK] products with plain queries, zero for s > t
+    float *negative;  // [CHUNK][CHUNK] -S
 
     Delta(const AttendArgs &a, Arena &arena) : dk(a.dk), dkp(padded(a.dk)) {
         U = arena.floats(CHUNK * CHUNK), S = arena.floats(CHUNK * CHUNK), masked = arena.floats(CHUNK * CHUNK);
-        Q = arena.floats(dk * CHUNK), H = arena.floats(CHUNK * dkp);
+        negative = arena.floats(CHUNK * CHUNK), Q = arena.floats(dkp * CHUNK), H = arena.floats(CHUNK * dkp);
+        if (Q) memset(Q, 0, dkp * CHUNK * 4);
     }
 
-    // beta: of the chunk's tokens, `stride` apart. Returns whether all is finite; if not, no token reaches earlier ones.
-    bool fill(const Shared &shared, int64_t m, const float *beta, int64_t stride) {
+    // beta: of the chunk's tokens, `stride` apart; reads: whether products and queries are wanted too. Returns whether all
+    // is finite; if not, no token reaches earlier ones.
+    bool fill(const Shared &shared, int64_t m, const float *beta, int64_t stride, bool reads = true) {
         solve(shared.KK, m, beta, stride);
         const bool finite = finite_rows(U, CHUNK, m, m) && *shared.finite != 0;
+        if (reads) meet_queries(shared, m, finite);
+        for (int64_t s = 0; s < m; s += STEP)
+            product<Into::set>(m - s < STEP ? m - s : STEP, dkp, m - s, U + s * CHUNK + s, 1, CHUNK,
+                               shared.K + s * dkp, dkp, H + s * dkp, dkp);
+        return finite;
+    }
+
+    void meet_queries(const Shared &shared, int64_t m, bool finite) {
         const Ints lane = lanes();
         for (int64_t s = 0; s < CHUNK; ++s)
             for (int64_t t = 0; t < CHUNK; t += LANES) {
@@ -47,10 +58,6 @@ struct Delta {
         memcpy(Q, shared.Q, dk * CHUNK * 4);
         if (finite) meet(shared, m);
         else meet_apart(shared, m);
-        for (int64_t s = 0; s < m; s += STEP)
-            product<Into::set>(m - s < STEP ? m - s : STEP, dkp, m - s, U + s * CHUNK + s, 1, CHUNK,
-                               shared.K + s * dkp, dkp, H + s * dkp, dkp);
-        return finite;
     }
 
     // U by forward substitution, row by row; zero above the diagonal.
@@ -72,8 +79,8 @@ struct Delta {
         for (int64_t s = 0; s < m; s += STEP)
             product<Into::set>(m - s < STEP ? m - s : STEP, CHUNK - s, m - s, U + s * CHUNK + s, 1, CHUNK,
                                masked + s * CHUNK + s, CHUNK, S + s * CHUNK + s, CHUNK);
-        for (int64_t i = 0; i < m * CHUNK; i += LANES) store(masked + i, -load(S + i));
-        product<Into::fade>(dk, padded(m), m, shared.K, 1, dkp, masked, CHUNK, Q, CHUNK, nullptr, 1);
+        for (int64_t i = 0; i < m * CHUNK; i += LANES) store(negative + i, -load(S + i));
+        product<Into::fade>(dk, padded(m), m, shared.K, 1, dkp, negative, CHUNK, Q, CHUNK, nullptr, 1);
     }
 
     // The same where zero times a number may not be zero: no token is multiplied with earlier queries.

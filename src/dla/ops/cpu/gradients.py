@@ -8,13 +8,13 @@ from torch import Tensor
 
 from dla.ops.cpu.binding import Arguments, call
 
-NAMES = ("q", "k", "v", "lam", "g", "route", "gate")  # what there are gradients of
+NAMES = ("q", "k", "v", "lam", "g", "beta", "route", "gate")  # what there are gradients of
 
 
 class BackwardArgs(Arguments):
     """Mirrors the struct of the same name in args.h."""
 
-    _fields_ = Arguments.fields("parts", "", "attend d_o d_q d_k d_v d_lam d_g d_route d_gate")
+    _fields_ = Arguments.fields("parts", "", "attend d_o d_q d_k d_v d_lam d_g d_beta d_route d_gate")
 
 
 class CpuAttention(torch.autograd.Function):
@@ -56,7 +56,8 @@ def gradients(arguments: Any, tensors: dict[str, Tensor | None], d_o: Tensor) ->
     }
     if a.width:
         shapes["d_lam"] = (a.tokens, a.heads, a.width)
-    shapes |= {f"d_{name}": (a.tokens, a.heads) for name in ("g", "route", "gate") if tensors.get(name) is not None}
+    by_head = ("g", "beta", "route", "gate")
+    shapes |= {f"d_{name}": (a.tokens, a.heads) for name in by_head if tensors.get(name) is not None}
     found = {name: torch.zeros(shape) for name, shape in shapes.items()}
     a.threads = torch.get_num_threads()
     a.point(tensors)

@@ -9,6 +9,7 @@ from dla.ops.state.pools import longest_short, most_loose
 from dla.ops.state.spans import GROWTH, Spans
 
 WANTS_ROWS, WANTS_PLACES, WANTS_LESS = 1, 2, 4  # bits of ``wants``, as in args.h
+PENDING = 16  # most transitions that states may have before them, as there
 SPARE = 4  # rows a head that may be free however small the pools are, as there
 
 
@@ -19,8 +20,9 @@ class DecodeArgs(Arguments):
         "memory sequences heads key_heads dk dv width recency threads states stored block state_score given "
         "longest_short most_loose pool_matrices pool_rows places_room free_rows free_matrices missing longest wants",
         "scale tau tie first_score",
-        "q k v lam g route length matrices matrix factor rows count info key_sums places row_keys row_values "
-        "row_coefficient norm free_row free_matrix score boundary merged o new_row freed fold freed_rows",
+        "q k v lam g beta route length matrices matrix factor rows count info key_sums places row_keys row_values "
+        "row_coefficient norm parts pending pending_keys pending_beta pending_scratch free_row free_matrix "
+        "score boundary merged o new_row freed fold freed_rows",
     )
 
 
@@ -65,6 +67,23 @@ class Ground:
 
     def __reduce__(self) -> tuple[type[None], tuple[()]]:
         return type(None), ()
+
+    def pend(self, beta: bool) -> None:
+        """Steps have a beta, and leave their transitions pending for a while; or they have none."""
+        N, H, dk = self.arguments.sequences, self.arguments.heads, self.arguments.dk
+        if beta and "pending" not in self.tensors:
+            self.tensors["pending"] = torch.zeros(N, H, dtype=torch.int32)
+            self.tensors["parts"] = torch.ones(N, H, dtype=torch.float64)
+            shapes = {"keys": (N, H, PENDING, dk), "beta": (N, H, PENDING), "scratch": (N, H, PENDING + 1, dk)}
+            self.tensors |= {f"pending_{name}": torch.zeros(shape) for name, shape in shapes.items()}
+        names = ("pending", "parts", "pending_keys", "pending_beta", "pending_scratch")
+        self.arguments.point({name: self.tensors[name] if beta else None for name in names})
+
+    def settle(self) -> None:
+        """States go through the transitions that are pending: whoever else looks at them must not miss any."""
+        if self.arguments.pending and bool(self.tensors["pending"].any()):  # type: ignore[union-attr]
+            self.arguments.threads = torch.get_num_threads()
+            run("dla_settle", self.arguments)
 
     def make_room(self, held: Spans) -> None:
         """Free places for a token of every head, and not many more."""

@@ -28,6 +28,7 @@ struct KeyHistory {
     int32_t *at;          // [CHUNK][room] and was at every time
     float *cos, *factor;  // [CHUNK][room] its cosine with the query, and what its weight was multiplied by
     float *d_query;       // [dkp] scratch
+    bool learns = true;   // whether this walk computes gradients; if not, only the runs are followed
 
     KeyHistory(int64_t key_dim, int64_t states, Arena &arena) : dk(key_dim), dkp(padded(key_dim)), room(states) {
         const int64_t most = room + 2 * CHUNK;
@@ -41,6 +42,7 @@ struct KeyHistory {
     // --- what happens to sums, in the walk over times
 
     void make(int64_t slot, const double *x, float length) {
+        if (!learns) return;
         float *to = keys + count * dkp;
         for (int64_t i = 0; i < dkp; ++i) to[i] = i < dk ? float(x[i]) : 0;
         memset(d + count * dkp, 0, dkp * 4);
@@ -58,6 +60,7 @@ struct KeyHistory {
         make(slot, x, length);
     }
     void note(int64_t t, int64_t slot, float with_query, float times) {
+        if (!learns) return;
         at[t * room + slot] = of[slot], cos[t * room + slot] = with_query, factor[t * room + slot] = times;
     }
 

@@ -2,8 +2,10 @@
 #include "attend.h"
 #include "backward.h"
 #include "decide.h"
+#include "decide_delta.h"
 #include "decode.h"
 #include "delta.h"
+#include "delta_backward.h"
 #include "spans.h"
 
 namespace {
@@ -31,6 +33,7 @@ bool attend(const AttendArgs &args, int64_t n, int64_t h, int64_t heads, const f
 }
 
 bool backward(const BackwardArgs &args, int64_t n, int64_t h, int64_t heads, int64_t part, const float *shared) {
+    if (args.attend->beta) return delta_backward(args, n, h, heads, part, shared);
     switch (args.attend->memory) {
         case Memory::single: return walk_back<SingleHead<BackChunk>>(args, n, h, heads, part, shared);
         case Memory::log_linear: return walk_back<LevelHead<BackChunk>>(args, n, h, heads, part, shared);
@@ -48,13 +51,14 @@ bool decide_share(const DecideArgs &args, int64_t chunk, int64_t key_head, float
     return SharedKeys::at(shared, args.dk).fill(k, args.k_stride, m, args.dk);
 }
 
-bool decide(const DecideArgs &args, int64_t n, int64_t h, int64_t heads, const float *shared) {
+template <class Head>
+bool decide_by(const DecideArgs &args, int64_t n, int64_t h, int64_t heads, const float *shared) {
     Arena arena;
-    DecideHead *made = (DecideHead *)arena.bytes(heads * sizeof(DecideHead));
+    Head *made = (Head *)arena.bytes(heads * sizeof(Head));
     const int64_t floats = decide_floats(args), number = chunks_before(args, n);
     const int64_t position = args.carried ? args.position0[n] : 0;
     float *own = shared ? nullptr : arena.floats(floats);
-    for (int64_t i = 0; i < heads && !arena.failed; ++i) new (Here{made + i}) DecideHead(args, n, h + i, arena);
+    for (int64_t i = 0; i < heads && !arena.failed; ++i) new (Here{made + i}) Head(args, n, h + i, arena);
     if (arena.failed) return false;
     const Cut cut(args, n);
     for (int64_t c = 0; c < cut.chunks(); ++c) {
@@ -64,6 +68,11 @@ bool decide(const DecideArgs &args, int64_t n, int64_t h, int64_t heads, const f
         for (int64_t i = 0; i < heads; ++i) made[i].chunk(cut.offset + begin, m, position + begin, SharedKeys::at(at, args.dk));
     }
     return true;
+}
+
+bool decide(const DecideArgs &args, int64_t n, int64_t h, int64_t heads, const float *shared) {
+    if (args.beta) return decide_by<DeltaHead>(args, n, h, heads, shared);
+    return decide_by<PlainHead>(args, n, h, heads, shared);
 }
 
 bool decode(const DecodeArgs &args, int64_t n, int64_t h) {
@@ -85,8 +94,13 @@ double decode_norm(const DecodeArgs &args, int64_t n, int64_t h) {
     return args.stored == 4 ? DecodeHead<float>(args, n, h).measured() : DecodeHead<uint16_t>(args, n, h).measured();
 }
 
+void decode_settle(const DecodeArgs &args, int64_t n, int64_t h) {
+    if (args.stored == 4) DecodeHead<float>(args, n, h).settle();
+    else DecodeHead<uint16_t>(args, n, h).settle();
+}
+
 }  // namespace
 
 extern const Level DLA_TABLE;
-const Level DLA_TABLE = {shared_floats, attend_share, attend, backward,    decide_floats,
-                         decide_share,  decide,       decode, decode_fold, decode_norm};
+const Level DLA_TABLE = {shared_floats, attend_share, attend, backward,    decide_floats, decide_share,
+                         decide,        decode,       decode_fold, decode_norm, decode_settle};

@@ -124,6 +124,14 @@ struct Routing {
         return float(total);
     }
 
+    // All that a chunk changes, piece by piece: visit(where it is, bytes).
+    template <class Visit> void remember(Visit &visit) {
+        visit(&held, sizeof held), visit(&live, sizeof live), visit(&count, sizeof count), visit(&spares, sizeof spares);
+        visit(held, count * sizeof(KeySum)), visit(spare, spares * sizeof(double *));
+        for (int64_t i = 0; i < count; ++i) visit(held[i].keys, padded(dk) * 8);
+        if (history) visit(history->runs, room * sizeof(KeyHistory::Run));
+    }
+
     // The chunk is over: what lives is what is held.
     void settle(int64_t after) {
         KeySum *swap = held;

@@ -3,7 +3,8 @@
 // A state is a span of tokens: factor * matrix, for the tokens that have been folded, plus loose rows, tokens whose keys
 // and values are kept as they came, each with its decay. Short states have no matrix at all. Inside a chunk nothing is
 // merged: the states at its beginning and its own tokens are read one by one, each with the weight of the slot that it
-// has at that time, and what belongs together at the chunk's end is put together there.
+// has at that time, and what belongs together at the chunk's end is put together there. With a soft gate a token is two
+// rows, one of them in the span of what is pending, which becomes a state at the next boundary.
 #pragma once
 #include "chunk.h"
 #include "gate.h"
@@ -108,7 +109,7 @@ template <class C> struct SpanHead {
         memcpy(keys + rows * dkp, args.row_keys + from * dk, dk * 4);
         memset(values + rows * dvp, 0, dvp * 4);
         memcpy(values + rows * dvp, args.row_values + from * args.dv, args.dv * 4);
-        token[rows] = -1;
+        token[rows] = int32_t(-1 - rows);
         coefficient[rows++] = args.row_coefficient[from];
     }
 
@@ -126,9 +127,12 @@ template <class C> struct SpanHead {
 
     void chunk(C &c, int64_t begin) {
         sound = sound && c.finite;
+        if constexpr (C::backward)
+            if (routing) routing->history->learns = c.learns;
         if (routing) routing->begin(c);
         if (gate) sound = gate->begin(c, !count) && sound;
         const int64_t after = weigh(c, begin);
+        if (arena.failed) return;
         float *newest = count ? weight + (count - 1) * CHUNK : nullptr;
         if (gate) gate->soften(c.m, newest, weight_own, weight + count * CHUNK);
         c.own(weight_own);
@@ -136,7 +140,8 @@ template <class C> struct SpanHead {
             for (int64_t t = 0; t < c.m; t += LANES)
                 store(weight + i * CHUNK + t, load(weight + i * CHUNK + t) * load(c.E + t));
         read(c);
-        if constexpr (C::backward) learn(c);
+        if constexpr (C::backward)
+            if (c.learns) learn(c);
         c.spread();
         settle(c, begin, after);
     }
@@ -352,6 +357,19 @@ template <class C> struct SpanHead {
         return to;
     }
 
+    // All that a chunk changes, piece by piece: visit(where it is, bytes).
+    template <class Visit> void remember(C &, Visit &visit) {
+        visit(&count, sizeof count), visit(&rows, sizeof rows), visit(&spares, sizeof spares);
+        visit(&sound, sizeof sound), visit(&spans, sizeof spans), visit(&live, sizeof live);
+        visit(spans, held() * sizeof(Span)), visit(spare, spares * sizeof(float *));
+        visit(keys, rows * dkp * 4), visit(values, rows * dvp * 4);
+        visit(coefficient, rows * 4), visit(token, rows * 4);
+        if (sway) visit(sway, rows * 4);
+        for (int64_t i = 0; i < held(); ++i)
+            if (spans[i].matrix) visit(spans[i].matrix, dk * dvp * 4);
+        if (routing) routing->remember(visit);
+    }
+
     void finish(C &c) {
         if (!args.final) return;
         const int64_t at = (n * args.heads + h) * args.states, head = (n * args.heads + h) * args.final_room;
@@ -361,7 +379,7 @@ template <class C> struct SpanHead {
             args.final_rows[at + j] = s.rows;
             if (s.matrix) c.save_matrix(s.matrix, args.final + (at + j) * dk * args.dv);
             if (s.matrix) args.final_factor[at + j] = s.factor;
-            for (int64_t d = 0; args.final_keys && d < dk; ++d)
+            for (int64_t d = 0; routing && args.final_keys && d < dk; ++d)
                 args.final_keys[(at + j) * dk + d] = float(routing->held[j].keys[d]);
         }
         if (rows) memcpy(args.final_row_coefficient + head, coefficient, rows * 4);

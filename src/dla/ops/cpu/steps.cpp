@@ -44,6 +44,7 @@ int64_t check_sizes(const DecodeArgs &a) {
     if (!(a.matrix && a.factor && a.rows && a.count && a.info && a.norm)) return tensors;
     if (a.places_room && !a.places) return tensors;
     if (a.pool_rows && !(a.row_keys && a.row_values && a.row_coefficient && a.free_row)) return tensors;
+    if (a.pending && !(a.parts && a.pending_keys && a.pending_beta && a.pending_scratch)) return tensors;
     return !a.pool_matrices || (a.matrices && a.free_matrix) ? fine : tensors;
 }
 
@@ -73,11 +74,16 @@ bool sound(const DecodeArgs &a, int64_t at, Used &used) {
     return !wrong;
 }
 
+// Whether the transitions that are pending are those of a head's last rows, and there is room for one more.
+bool may_pend(const DecodeArgs &a, int64_t at, const Used &used) {
+    return !a.pending || in_range(a.pending[at], 0, std::min(PENDING - 1, used.rows));
+}
+
 // Whether all heads' states are sound, and what they use together.
 bool all_sound(const DecodeArgs &a, Used &all) {
     for (int64_t at = 0; at < a.sequences * a.heads; ++at) {
         Used own;
-        if (!sound(a, at, own)) return false;
+        if (!sound(a, at, own) || !may_pend(a, at, own)) return false;
         all.rows += own.rows, all.matrices += own.matrices;
     }
     return true;
@@ -93,6 +99,7 @@ int64_t check_spans(const DecodeArgs &a, bool folds) {
     if (!in_range(a.longest_short, 1, most) || !in_range(a.most_loose, 1, a.longest_short)) return sizes;
     if (!(a.new_row && a.freed && a.fold && a.freed_rows)) return tensors;
     if ((a.given && !(a.score && a.boundary && a.merged)) || (a.route && !a.key_sums)) return tensors;
+    if (!a.beta != !a.pending) return tensors;
     const int64_t heads = a.sequences * a.heads, taken = folds ? 0 : heads;
     if (!in_range(a.free_rows, taken, a.pool_rows) || !in_range(a.free_matrices, 0, a.pool_matrices)) return states;
     for (int64_t i = a.free_rows - taken; i < a.free_rows; ++i)
@@ -102,7 +109,7 @@ int64_t check_spans(const DecodeArgs &a, bool folds) {
     int64_t rows = 0, matrices = 0;
     for (int64_t at = 0; at < heads; ++at) {
         Used used;
-        if (!sound(a, at, used) || used.rows + !folds > a.places_room) return states;
+        if (!sound(a, at, used) || !may_pend(a, at, used) || used.rows + !folds > a.places_room) return states;
         rows += used.rows, matrices += used.matrices;
         if (folds && !in_range(a.fold[at], -1, used.states - 1)) return states;
         if (folds || !a.given) continue;
@@ -204,6 +211,17 @@ int64_t fold(DecodeArgs &a) {
     return fine;
 }
 
+// All states go through the transitions that are pending.
+int64_t settle(DecodeArgs &a) {
+    if (const int64_t wrong = check_sizes(a)) return wrong;
+    if (!in_range(a.threads, 1, int64_t(1) << 31)) return sizes;
+    Used used;
+    if (!all_sound(a, used)) return states;
+    const Level &kernels = *chosen_level().level;
+    run_tasks(a.sequences * a.heads, a.threads, [&](int64_t i) { kernels.decode_settle(a, i / a.heads, i % a.heads); });
+    return fine;
+}
+
 // The places of a pool that nobody uses, last ones first, so that the first are taken first.
 int64_t list_free(const std::vector<bool> &used, int32_t *free) {
     int64_t many = 0;
@@ -288,6 +306,7 @@ int64_t repack(DecodeArgs &a, const PoolArgs &to) {
 extern "C" {
 int64_t dla_decode(DecodeArgs *args) { return args ? decode(*args) : tensors; }
 int64_t dla_fold(DecodeArgs *args) { return args ? fold(*args) : tensors; }  // right after dla_decode, with more matrices
+int64_t dla_settle(DecodeArgs *args) { return args ? settle(*args) : tensors; }
 int64_t dla_ground(DecodeArgs *args) { return args ? ground(*args) : tensors; }
 int64_t dla_repack(DecodeArgs *args, const PoolArgs *to) { return args && to ? repack(*args, *to) : tensors; }
 }

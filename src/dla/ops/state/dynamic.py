@@ -30,7 +30,16 @@ class DynamicState(State):
     setting_names = ("capacity",)
 
     def __init__(self, held: Spans | Tokens, capacity: int | None) -> None:
-        self.held, self.capacity = held, capacity
+        self.kept, self.capacity = held, capacity
+
+    @property
+    def held(self) -> Spans | Tokens:
+        """What it holds, by its tensors. (``kept`` is the same, but compiled decoding steps may have left a part of
+        their work for later, which matrices and keys of tokens do not show yet.)
+        """
+        if isinstance(self.kept, Spans):
+            self.kept.settle()
+        return self.kept
 
     # --- making one
 
@@ -92,33 +101,33 @@ class DynamicState(State):
     @property
     def dtype(self) -> torch.dtype:
         """Of all arithmetic; what is stored may be narrower."""
-        return self.held.dtype
+        return self.kept.dtype
 
     @property
     def growing(self) -> tuple[str, ...]:  # type: ignore[override]
-        return self.held.growing
+        return self.kept.growing
 
     @property
     def content(self) -> tuple[str, ...]:  # type: ignore[override]
-        return self.held.content
+        return self.kept.content
 
     @property
     def length(self) -> Tensor:  # type: ignore[override]
-        return self.held.length
+        return self.kept.length
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
-        return self.held.shape
+        return self.kept.shape
 
     @property
     def routed(self) -> bool:
         """Whether the state carries the sums of keys that routed reads need."""
-        return self.held.routed
+        return self.kept.routed
 
     @property
     def size(self) -> Tensor:
         """How many states live [N, H]."""
-        return self.held.size
+        return self.kept.size
 
     def dense(self) -> Tensor:
         return self.held.dense()
@@ -126,12 +135,12 @@ class DynamicState(State):
     @property
     def counts(self) -> Tensor:
         """Tokens in each state [N, H, K] int64, oldest first, zero-padded."""
-        return self.held.counts()
+        return self.kept.counts()
 
     @property
     def info(self) -> Tensor:
         """``scores`` as they are kept, in float64."""
-        return self.held.sums()
+        return self.kept.sums()
 
     @property
     def scores(self) -> Tensor:
@@ -141,12 +150,12 @@ class DynamicState(State):
     @property
     def keys(self) -> Tensor | None:
         """Sum of the keys of each state's tokens [N, H, K, dk], oldest first, zero-padded; None unless routed."""
-        return self.held.keys_of_states()
+        return self.kept.keys_of_states()
 
     @property
     def state_dtype(self) -> torch.dtype:
         """What matrices and tokens are held in."""
-        return self.held.matrices.dtype if isinstance(self.held, Spans) else self.held.dtype
+        return self.kept.matrices.dtype if isinstance(self.kept, Spans) else self.kept.dtype
 
     def stored_in(self, dtype: torch.dtype) -> "DynamicState":
         """The same state held in another dtype; itself if nothing changes."""

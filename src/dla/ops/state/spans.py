@@ -19,6 +19,16 @@ class Spans(Pools):
     def __post_init__(self) -> None:
         self.ground: Any = None  # what the compiled decoding step keeps between steps; no part of the value
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Of copies and pickles."""
+        self.settle()
+        return {**self.__dict__, "ground": None}
+
+    def settle(self) -> None:
+        """All that compiled decoding steps have left for later is done: tensors say what the states are."""
+        if self.ground is not None:
+            self.ground.settle()
+
     def store_in(self, dtype: torch.dtype) -> None:
         """Hold matrices and rows in this dtype, in place; arithmetic stays in float32 or float64."""
         self.matrices, self.keys, self.values = (x.to(dtype) for x in (self.matrices, self.keys, self.values))
