@@ -247,7 +247,7 @@ def test_norms(level: str, groups: int, gate: str, skip: bool) -> None:
         torch.randn(2, 310, size),
         torch.randn(2, 310, size + 4),
         torch.randn(2, 310, size + 9),
-        torch.randn(size),
+        torch.randn(3),
     ]
 
     def forward(m: nn.Module, x: Tensor, g: Tensor, s: Tensor, w: Tensor) -> Tensor:

@@ -6,7 +6,7 @@ import warnings
 from functools import cache
 from pathlib import Path
 
-VERSION = 10  # of the C interface; as in scan.cpp
+VERSION = 11  # of the C interface; as in scan.cpp
 
 
 @cache
