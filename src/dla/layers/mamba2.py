@@ -64,8 +64,7 @@ class Mamba2(LinearMixer):
         values, k, q = inner.to(dtype).split([self.value_size, self.key_size, self.key_size], -1)
         v, g = self._written(values, step.to(dtype))
         o = self.remember(x, Operands(self.features(q), self.features(k), v, g=g), packing, past, notes)
-        skip = self.D.to(dtype).repeat_interleave(self.head_v_dim)
-        return linear(self.out_proj, self.norm(o.flatten(-2), gate, values, skip).to(x.dtype))
+        return linear(self.out_proj, self.norm(o.flatten(-2), gate, values, self.D.to(dtype)).to(x.dtype))
 
     def _written(self, values: Tensor, step: Tensor) -> tuple[Tensor, Tensor]:
         """v [B, T, H, dv] and g [B, T, H] of values [B, T, H * dv] and the time step's projection [B, T, H]."""
@@ -74,5 +73,5 @@ class Mamba2(LinearMixer):
             if fused is not None:
                 return fused
         step = F.softplus(step + self.dt_bias.to(step.dtype)).clamp(*self.time_step_limit)
-        values = values.unflatten(-1, (self.heads, self.head_v_dim))
+        values = values.view(*step.shape, self.head_v_dim)
         return values * step[..., None], -step * self.A_log.to(step.dtype).exp()

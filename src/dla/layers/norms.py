@@ -1,13 +1,12 @@
 """Root-mean-square norms, plain and gated."""
 
-from typing import Any
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dla.layers.fused import gated_norm
 from dla.layers.fused.norm import Gated
+from dla.layers.fused.when import many
 from dla.ops.problem import compute_dtype
 
 
@@ -25,7 +24,7 @@ class RMSNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., size] in any dtype -> the same in the dtype of the weight."""
-        if (y := gated_norm(x, self.weight, self.eps, groups=self.groups)) is not None:
+        if many(x) and (y := gated_norm(x, self.weight, self.eps, groups=self.groups)) is not None:
             return y
         wide = x.to(compute_dtype(x.dtype))
         parts = wide.unflatten(-1, (self.groups, -1)) if self.groups > 1 else wide
@@ -48,18 +47,23 @@ class GatedRMSNorm(RMSNorm):
     ) -> Tensor:
         """x, gate [..., size] -> [..., size]; without a gate the plain norm.
 
-        skip [..., size], skip_weight [size]: of a skip connection, whose product is added to x first.
+        skip [..., size], skip_weight [heads]: of a skip connection, which is added to x first.
         """
-        gated: Gated = "none" if gate is None else "before" if self.gate_first else "after"
-        options: dict[str, Any] = {"groups": self.groups, "gated": gated, "gate": gate}
-        fused = gated_norm(x, self.weight, self.eps, **options, skip=skip, skip_weight=skip_weight)
-        if fused is not None:
+        if many(x) and (fused := self._fused(x, gate, skip, skip_weight)) is not None:
             return fused
         if skip is not None and skip_weight is not None:
-            x = x + skip * skip_weight
+            x = x + (skip.view(*skip.shape[:-1], len(skip_weight), -1) * skip_weight[:, None]).flatten(-2)
         if gate is None:
             return super().forward(x)
         gate = F.silu(gate.to(compute_dtype(x.dtype)))
         if self.gate_first:
             return super().forward(x.to(gate.dtype) * gate)
         return (super().forward(x) * gate).to(self.weight.dtype)
+
+    def _fused(self, x: Tensor, gate: Tensor | None, skip: Tensor | None, skip_weight: Tensor | None) -> Tensor | None:
+        gated: Gated = "none" if gate is None else "before" if self.gate_first else "after"
+        if skip_weight is not None:  # one number a channel
+            skip_weight = skip_weight[:, None].expand(-1, len(self.weight) // len(skip_weight)).reshape(-1)
+        return gated_norm(
+            x, self.weight, self.eps, groups=self.groups, gated=gated, gate=gate, skip=skip, skip_weight=skip_weight
+        )

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dla.layers.fused.when import first_order, fusable, plain, rows_of
+from dla.layers.fused.when import first_order, fusable, many, plain, rows_of
 from dla.ops.cpu import library
 from dla.ops.cpu.binding import Arguments, call, run
 
@@ -60,12 +60,12 @@ class Projections(torch.autograd.Function):
         ctx.save_for_backward(x, *weights)
         ctx.groups = groups
         rows, left, found = rows_of(x)[0], list(weights), []
-        for many in groups:
-            made = torch.empty(*x.shape[:-1], sum(len(w) for w in left[:many]))
-            for w, part in zip(left[:many], _columns(made, left[:many]), strict=True):
+        for size in groups:
+            made = torch.empty(*x.shape[:-1], sum(len(w) for w in left[:size]))
+            for w, part in zip(left[:size], _columns(made, left[:size]), strict=True):
                 product(rows, w.detach().t(), out=part)
             found.append(made)
-            del left[:many]
+            del left[:size]
         return tuple(found)
 
     @staticmethod
@@ -73,8 +73,8 @@ class Projections(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> Any:
         x, *weights = ctx.saved_tensors
         rows, parts = rows_of(x)[0], list[Tensor]()
-        for dy, many in zip(gradients, ctx.groups, strict=True):
-            parts += _columns(rows_of(dy)[0], weights[len(parts) : len(parts) + many])
+        for dy, size in zip(gradients, ctx.groups, strict=True):
+            parts += _columns(rows_of(dy)[0], weights[len(parts) : len(parts) + size])
         dx: Tensor | None = None
         for w, part in zip(weights, parts, strict=True):
             if ctx.needs_input_grad[0]:
@@ -128,20 +128,19 @@ def dense(x: Tensor, weight: Tensor) -> Tensor:
 
 def linear(module: nn.Linear, x: Tensor) -> Tensor:
     """``module(x)``, which is a linear map."""
-    return dense(x, module.weight) if plain(module) else module(x)
+    return Dense.apply(x, module.weight) if many(x) and small_maps(x, module) else module(x)
 
 
 def split_linear(module: nn.Linear, x: Tensor, sizes: Sequence[int]) -> Sequence[Tensor]:
     """``module(x)`` in parts of these sizes: by parts of the weight, which is smaller than what would be cut."""
-    if plain(module) and small(x, module.weight):
+    if many(x) and small_maps(x, module):
         return Projections.apply(x, (1,) * len(sizes), *module.weight.split(list(sizes)))
     return module(x).split(list(sizes), -1)
 
 
 def projections(x: Tensor, *groups: Sequence[nn.Linear]) -> list[Tensor]:
     """x by the maps of every group, whose results stand side by side: one tensor a group."""
-    modules = [m for group in groups for m in group]
-    if plain(*modules) and small(x, *(m.weight for m in modules)):
+    if many(x) and small_maps(x, *(modules := [m for group in groups for m in group])):
         sizes = tuple(len(group) for group in groups)
         return list(Projections.apply(x, sizes, *(m.weight for m in modules)))
     made = [[m(x) for m in group] for group in groups]
@@ -150,15 +149,20 @@ def projections(x: Tensor, *groups: Sequence[nn.Linear]) -> list[Tensor]:
 
 def swiglu_mlp(x: Tensor, gate: nn.Linear, up: nn.Linear, down: nn.Linear) -> Tensor | None:
     """The three maps with their gate; None where they do not run here."""
-    if plain(gate, up, down) and small(x, gate.weight, up.weight, down.weight):
+    if many(x) and small_maps(x, gate, up, down):
         return SwigluMLP.apply(x, gate.weight, up.weight, down.weight)
     return None
+
+
+def small_maps(x: Tensor, *modules: nn.Linear) -> bool:
+    """Whether these are maps without more to them than their weights, and x by them is work for the kernel."""
+    return plain(*modules) and small(x, *(m.weight for m in modules))
 
 
 def small(x: Tensor, *weights: Tensor) -> bool:
     """Whether products of x with these are of the sizes, and on a machine, that the kernel is good for."""
     return (
-        fusable(x, *weights)  # first: it keeps the compiler from looking at sizes
+        fusable(x, *weights)
         and x.numel() >= FEWEST_ROWS * x.shape[-1]
         and all(w.numel() <= MOST_WEIGHTS for w in weights)
         and library.level() != "portable"

@@ -5,8 +5,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dla.layers.fused.dense import product, small
-from dla.layers.fused.when import first_order, plain
+from dla.layers.fused.dense import product, small_maps
+from dla.layers.fused.when import first_order
 from dla.ops.cpu.binding import Arguments, call
 
 MOST_LOGITS = 1 << 22  # numbers that are kept until the backward pass
@@ -48,7 +48,7 @@ class TokenEntropy(torch.autograd.Function):
 
 def token_entropy(head: Any, hidden: Tensor, targets: Tensor, counted: Tensor) -> Tensor | None:
     """The sum of the losses of hidden [B, T, size] at targets [B, T] where ``counted``; None where not run here."""
-    if not (isinstance(head, nn.Linear) and plain(head) and small(hidden, head.weight)):
+    if not (isinstance(head, nn.Linear) and small_maps(hidden, head)):
         return None
     if targets.device.type != "cpu" or targets.dtype != torch.int64:
         return None

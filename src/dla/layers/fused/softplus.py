@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dla.layers.fused.when import first_order, fusable, parts_of, rows_of
+from dla.layers.fused.when import first_order, fusable, many, parts_of, rows_of
 from dla.ops.cpu.binding import Arguments, call
 
 
@@ -43,6 +43,10 @@ class ScaledSoftplus(torch.autograd.Function):
 
 def scaled_softplus(x: Tensor, scale: Tensor | None, bias: Tensor | None) -> Tensor | None:
     """softplus(x * scale + bias), [..., size]; None where it does not run here."""
-    if not fusable(x, scale, bias) or any(p is not None and not p.is_contiguous() for p in (scale, bias)):
+    if (
+        not many(x)
+        or not fusable(x, scale, bias)
+        or any(p is not None and not p.is_contiguous() for p in (scale, bias))
+    ):
         return None
     return ScaledSoftplus.apply(x, scale, bias)

@@ -6,18 +6,25 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.compiler import is_compiling
 
 from dla.ops.cpu import library
 
+FEWEST = 2048  # numbers of an input: below, torch's calls cost no more
 PLAIN = (Tensor, nn.Parameter)  # no subclass: those mean something else by their operations
 ROWS_A_PART, MOST_PARTS = 256, 64  # of sums over rows, which are made side by side
 
 
-def fusable(*tensors: Tensor | None) -> bool:
+def many(x: Tensor) -> bool:
+    """Whether x is worth a look at all: not while compiling, nor in a decoding step, which has no time for it."""
+    return not is_compiling() and x.numel() >= FEWEST
+
+
+def fusable(first: Tensor, *others: Tensor | None) -> bool:
     """Whether the C++ pieces can work on these: float32 on the CPU, eagerly, with nobody looking at torch's calls."""
-    if torch.compiler.is_compiling():
+    if not many(first):
         return False
-    for x in tensors:
+    for x in (first, *others):
         if x is not None and not (type(x) in PLAIN and x.dtype == torch.float32 and x.device.type == "cpu"):
             return False
     return (
