@@ -235,7 +235,7 @@ def decode(s: Stream, shape: Shape, tokens: int) -> Row:
 
 def dense_states(state: Any) -> float:
     """W of a dynamic state: a read's share of dense matrices, the mean over its heads."""
-    _, _, dk, dv = state.held.shape
+    _, _, dk, dv = state.shape
     rows: Tensor = (state.counts * (dk + dv)).clamp_max(dk * dv).sum(-1) / (dk * dv)
     return float(rows.mean())
 

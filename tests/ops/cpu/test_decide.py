@@ -146,6 +146,16 @@ def test_states_that_are_erased(score: str) -> None:
     assert_same(by_chunks(x, **rules), reference(x, **rules), 1.99, None, squares=1e-4)
 
 
+@pytest.mark.parametrize("score", ["token", "state"])
+def test_steps_beyond_one(score: str) -> None:
+    """Transitions that turn a direction around, and steps that point backwards."""
+    x = make_inputs("gated_delta", B=2, T=200, H=2, dk=8, dv=8)
+    for rules in ({"tau": 0.6, "capacity": 4, "score": score}, {"tau": 1.9, "capacity": 4, "score": score}):
+        for beta in (1.95 * x["beta"], 0.5 * x["beta"] - 0.1):
+            y = x | {"beta": beta}
+            assert_same(by_chunks(y, **rules), reference(y, **rules), rules["tau"], None)
+
+
 @pytest.mark.parametrize("mode", ["decay", "gated_delta"])
 def test_zero_tokens(mode: str) -> None:
     x = make_inputs(mode, B=1, T=80, H=2, dk=4, dv=4)

@@ -96,7 +96,6 @@ GOES_ON: dict[str, Callable[[Inputs, DynamicState], Any]] = {
     "steps without beta": lambda x, state: steps({n: y for n, y in x.items() if n != "beta"}, state, 80, 85, "cpu"),
     "other weights": lambda x, state: steps({**x, "lam": x["lam"][..., :2].contiguous()}, state, 80, 85, "cpu"),
     "another dtype": lambda x, state: state.stored_in(torch.float64).stored_in(torch.float32),
-    "the bytes": lambda x, state: state.nbytes,
 }
 
 
@@ -112,6 +111,23 @@ def test_whoever_goes_on_finds_all(goes_on: str, count: int) -> None:
     assert close(steps(x, state, 90, T, "cpu"), steps(x, plain, 90, T, "chunked"))
 
 
+@pytest.mark.parametrize("score", ["token", "state"])
+def test_steps_beyond_one(score: str) -> None:
+    """Transitions that turn a direction around, and steps that point backwards."""
+    x = inputs()
+    for beta in (1.95 * x["beta"], 0.5 * x["beta"] - 0.1):
+        y = x | {"beta": beta}
+        state, options = begun(y), OPTIONS | {"score": score}
+        plain = state.clone()
+        for t in range(START, T):
+            found, expected = (
+                call("dynamic", cut(y, t, t + 1), **options, initial_state=one, inplace=True, backend=backend)[0]
+                for one, backend in ((state, "cpu"), (plain, "chunked"))
+            )
+            assert close(found, expected)
+        assert state.counts.equal(plain.counts) and close(state.scores, plain.scores)
+
+
 def test_they_wait_for_a_full_block() -> None:
     """With no fold in between: one more every step, and none after sixteen."""
     x = cast(make_inputs("delta", B=1, T=60, H=2, dk=64, dv=64, noise=0.1), torch.float32)
@@ -119,6 +135,9 @@ def test_they_wait_for_a_full_block() -> None:
     seen = []
     for t in range(4, 28):
         call("dynamic", cut(x, t, t + 1), capacity=30, tau=0.0, initial_state=state, inplace=True, backend="cpu")
+        assert (
+            state.nbytes > 0 and state.shape and state.counts.any() and "matrices" in repr(state)
+        )  # nobody looks inside
         seen.append(pending(state))
     assert seen == [i % PENDING for i in range(1, 25)]
 

@@ -53,18 +53,22 @@ class State:
         """Everything that is held, by name."""
         return {name: getattr(self, name) for name in self.tensor_names}
 
+    def _sized(self) -> dict[str, Tensor]:
+        """Tensors of the sizes of ``tensors()``: all that counting bytes needs."""
+        return self.tensors()
+
     def settings(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in self.setting_names}
 
     @property
     def nbytes(self) -> int:
         """Bytes held by all tensors of the state."""
-        return sum(x.nbytes for x in self.tensors().values())
+        return sum(x.nbytes for x in self._sized().values())
 
     @property
     def content_bytes(self) -> int:
         """``nbytes`` without bookkeeping."""
-        return sum(x.nbytes for name, x in self.tensors().items() if name in self.content)
+        return sum(x.nbytes for name, x in self._sized().items() if name in self.content)
 
     @property
     def batch(self) -> int:
@@ -176,7 +180,7 @@ class State:
         return state
 
     def __repr__(self) -> str:
-        shapes = ", ".join(f"{name}{list(x.shape)}" for name, x in self.tensors().items())
+        shapes = ", ".join(f"{name}{list(x.shape)}" for name, x in self._sized().items())
         settings = "".join(f", {name}={value}" for name, value in self.settings().items())
         return f"{type(self).__name__}({shapes}{settings})"
 

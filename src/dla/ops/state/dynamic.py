@@ -84,6 +84,9 @@ class DynamicState(State):
     def tensors(self) -> dict[str, Tensor]:
         return {name: x for name, x in vars(self.held).items() if isinstance(x, Tensor)}
 
+    def _sized(self) -> dict[str, Tensor]:
+        return {name: x for name, x in vars(self.kept).items() if isinstance(x, Tensor)}
+
     def select(self, batch_indices: Tensor | Sequence[int]) -> Self:
         if isinstance(self.held, Tokens):
             return super().select(batch_indices)
