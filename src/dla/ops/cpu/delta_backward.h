@@ -417,7 +417,9 @@ template <class Memory> struct DeltaWalk {
     }
 
     bool run() {
-        const int64_t chunks = cut.chunks(), each = block_of(chunks), blocks = (chunks + each - 1) / each;
+        const int64_t chunks = cut.chunks();
+        if (!chunks) return true;
+        const int64_t each = block_of(chunks), blocks = (chunks + each - 1) / each;
         Snapshot *starts = (Snapshot *)arena.bytes(blocks * sizeof(Snapshot));
         chunk.learns = false;
         for (int64_t c = 0; c < chunks && !arena.failed; ++c) {
