@@ -37,9 +37,12 @@ def test_bench_prints_what_it_measured(tmp_path, capsys):
         assert all(0 < ratio["low"] <= ratio["median"] <= ratio["high"] for ratio in stream["ratios"])
         held = {row["call"]: row["bytes"] for row in stream["decode"]["tokens"]}
         assert held["single"] == 2 * 8 * 4 * 4 + 8 and held["dynamic"] > 0
+    learned = streams[0]["training"]
+    assert [row["memory"] for row in learned] == ["single", "log_linear", "dynamic"] and "training" not in streams[1]
+    assert all(row["ratio"] > 1 for row in learned)
     assert json.loads(out.read_text())["streams"] == streams
     assert out.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
-    assert cli.main(["bench", "ops", *sizes, "--streams", "every", "--chunked", "0"]) == 0
+    assert cli.main(["bench", "ops", *sizes, "--streams", "every", "--chunked", "0", "--beta"]) == 0
     assert "tokens/s" in capsys.readouterr().out
     assert cli.main(["bench", "ops", *sizes, "--streams", "captured"]) == 2
     assert "--model" in capsys.readouterr().err

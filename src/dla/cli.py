@@ -317,6 +317,8 @@ def _bench_options(parser: argparse.ArgumentParser) -> None:
     ops.add_argument("--rounds", type=int, default=7, help="to take medians of (%(default)s)")
     ops.add_argument("--chunked", type=int, default=1, metavar="N", help="rounds with the torch backend (%(default)s)")
     ops.add_argument("--decoded", type=int, default=512, metavar="N", help="tokens to decode (%(default)s)")
+    ops.add_argument("--trained", type=int, default=3, metavar="N", help="rounds with gradients (%(default)s)")
+    ops.add_argument("--beta", action="store_true", help="with delta steps, as in Gated DeltaNet")
     ops.add_argument("--model", metavar="DIR", help="a trained model, for the stream captured")
     ops.add_argument("--text", type=Path, metavar="FILE", help="that it reads")
     ops.add_argument("--out", type=Path, metavar="FILE.json", help="write figures there, and a picture beside them")
@@ -438,9 +440,8 @@ def _bench_ops(args: argparse.Namespace) -> int:
     from dla.bench.streams import Shape
 
     shape = Shape(args.length, args.heads, args.key_heads, args.dk, args.dv, args.capacity)
-    options = {
-        name: getattr(args, name) for name in ("streams", "rounds", "chunked", "decoded", "model", "text", "out")
-    }
+    names = ("streams", "rounds", "chunked", "decoded", "trained", "beta", "model", "text", "out")
+    options = {name: getattr(args, name) for name in names}
     return run(shape, **options, as_json=args.json)
 
 

@@ -20,7 +20,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dla.bench.figures import machine
-from dla.bench.streams import STREAMS, Shape, Stream, captured, describe
+from dla.bench.ops_training import training
+from dla.bench.streams import STREAMS, Shape, Stream, captured, describe, with_steps
 from dla.ops import backends, dynamic_linear_attention, linear_attention, log_linear_attention, segment
 from dla.ops.state import State
 from dla.report import table
@@ -47,6 +48,8 @@ def run(
     rounds: int,
     chunked: int = 1,
     decoded: int = 512,
+    trained: int = 3,
+    beta: bool = False,
     model: str | None = None,
     text: Path | None = None,
     out: Path | None = None,
@@ -56,11 +59,15 @@ def run(
 
     chunked: rounds in which the chunked backend and the scan take part too, which are slow.
     decoded: tokens of each stream that are decoded, spread evenly over its second half.
+    trained: rounds with gradients, of the first stream alone. beta: with delta steps, and keys of unit length.
     """
     found = []
     for name in streams:
         made = captured(model, text, shape.length) if name == "captured" else STREAMS[name](shape)
+        made = made if made.beta is not None or not beta else with_steps(made)
         found.append({"stream": name, **measure(made, shape, rounds, chunked, decoded)})
+        if trained and name == streams[0]:
+            found[-1]["training"] = training(made, shape, trained, chunked, interleaved)
         if not as_json:
             show(found[-1])
     report = {"machine": machine(), "shape": vars(shape), "rounds": rounds, "streams": found}
@@ -269,3 +276,5 @@ def show(found: Row) -> None:
     print(f"{table(rounded)}\n\none token, over the second half of the stream\n\n{table(decode['tokens'])}")
     of_levels = {name: f"{decode[name]:.2f}" for name in ("dynamic bytes / Log-Linear's mean", "in bfloat16")}
     print("; ".join(f"{name} {ratio}" for name, ratio in of_levels.items()))
+    if "training" in found:
+        print(f"\nwith gradients\n\n{table(found['training'])}")

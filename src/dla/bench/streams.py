@@ -131,6 +131,13 @@ def drift(seed: int, shape: Shape) -> Stream:
     return replace(s, k=wander(s.k), v=wander(s.v))
 
 
+def with_steps(s: Stream) -> Stream:
+    """The same with delta steps between 0 and 1, and keys of unit length."""
+    generator = torch.Generator().manual_seed(0)
+    beta = torch.sigmoid(torch.randn(s.g.shape, generator=generator))
+    return replace(s, k=F.normalize(s.k, dim=-1), beta=beta)
+
+
 def _like(seed: int, shape: Shape) -> Stream:
     return correlated(seed, length=shape.length, heads=shape.heads, key_heads=shape.key_heads, dk=shape.dk, dv=shape.dv)
 
