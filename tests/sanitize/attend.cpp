@@ -274,7 +274,7 @@ struct Gradients {
     Gradients(Draw &draw, Call &call) {
         std::memset(&args, 0, sizeof args);
         const AttendArgs &a = call.args;
-        args.attend = &a, args.parts = draw.whole(1, a.heads / a.key_heads), args.tape = draw.of<int64_t>({0, 1, 1 << 20});
+        args.attend = &a, args.parts = draw.whole(1, a.heads / a.key_heads);
         fill(draw, d_o, a.tokens * a.heads * a.dv);
         q.assign(args.parts * a.tokens * a.key_heads * a.dk, 0), k = q, v.assign(d_o.size(), 0);
         lam.assign(call.lam.size(), 0), g.assign(call.g.size(), 0), beta.assign(call.beta.size(), NAN);
