@@ -211,7 +211,7 @@ int64_t backward(const BackwardArgs &b) {
     const AttendArgs &a = *b.attend;
     if (const int64_t wrong = check(a)) return wrong;
     const int64_t group = a.heads / a.key_heads;
-    if (!in_range(b.parts, 1, group) || b.tape < 0) return sizes;
+    if (!in_range(b.parts, 1, group)) return sizes;
     if (a.tokens && !(b.d_o && b.d_q && b.d_k && b.d_v && (a.memory == Memory::single || b.d_lam))) return tensors;
     if (a.tokens && ((a.route && !b.d_route) || (a.gate && !b.d_gate) || (a.beta && !b.d_beta))) return tensors;
     const Level &kernels = *chosen_level().level;

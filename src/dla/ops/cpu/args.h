@@ -48,7 +48,6 @@ struct AttendArgs {
 // sums over heads: each part of a key head's heads makes a sum of its own, and these are added up in their order.
 struct BackwardArgs {
     int64_t parts;
-    int64_t tape;              // with beta: bytes that a head's tape may well have (it has more if it must)
     const AttendArgs *attend;  // whose o and final are not used
     const float *d_o;          // [tokens, H, dv]
     float *d_q, *d_k;          // [parts, tokens, Hk, dk], zero; the sums are in the first part then

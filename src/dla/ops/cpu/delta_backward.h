@@ -436,15 +436,10 @@ template <class Memory> struct DeltaWalk {
         if (!arena.failed) chunk.finish(cut.length);
         return !arena.failed;
     }
-    // Chunks of a block: at least so many that there are no more blocks than that, and as many as the tape may hold.
-    int64_t block_of(int64_t chunks) const {
+    static int64_t block_of(int64_t chunks) {  // so that there are about as many blocks as chunks in one
         int64_t each = 1;
         while (each * each < chunks) ++each;
-        const int64_t moved = args.memory == ::Memory::single ? 1 : 4;  // matrices a chunk, about
-        const int64_t fits = chunk.back.tape / ((args.dk + CHUNK) * padded(args.dv) * 4 * moved);
-        if (fits <= each) return each;
-        const int64_t blocks = (chunks + fits - 1) / fits;
-        return (chunks + blocks - 1) / blocks;
+        return each;
     }
 
     void back_over(int64_t from, int64_t to) {

@@ -8,14 +8,13 @@ from torch import Tensor
 
 from dla.ops.cpu.binding import Arguments, call
 
-TAPE = 64 << 20  # bytes a head: with the delta rule, the longer a tape, the fewer chunks are walked over twice
 NAMES = ("q", "k", "v", "lam", "g", "beta", "route", "gate")  # what there are gradients of
 
 
 class BackwardArgs(Arguments):
     """Mirrors the struct of the same name in args.h."""
 
-    _fields_ = Arguments.fields("parts tape", "", "attend d_o d_q d_k d_v d_lam d_g d_beta d_route d_gate")
+    _fields_ = Arguments.fields("parts", "", "attend d_o d_q d_k d_v d_lam d_g d_beta d_route d_gate")
 
 
 class CpuAttention(torch.autograd.Function):
@@ -62,7 +61,7 @@ def gradients(arguments: Any, tensors: dict[str, Tensor | None], d_o: Tensor) ->
     found = {name: torch.zeros(shape) for name, shape in shapes.items()}
     a.threads = torch.get_num_threads()
     a.point(tensors)
-    backward = BackwardArgs(parts=parts, tape=TAPE, attend=ctypes.addressof(a))
+    backward = BackwardArgs(parts=parts, attend=ctypes.addressof(a))
     call("dla_backward", backward, {"d_o": d_o.float().contiguous(), **found})
     return found | {name: found[name][0] for name in ("d_q", "d_k")}
 
