@@ -305,6 +305,14 @@ def test_a_whole_mixer() -> None:
     compare_modules(mixer, lambda m, x: m(x, Packing(3, 50)), [torch.randn(3, 50, 32)])
 
 
+@pytest.mark.parametrize("time", [0, 1])
+def test_a_mixer_of_no_tokens_or_one(time: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    mixer, x = Mamba2(32, SingleMemory(), heads=2, key_heads=1, head_k_dim=8, head_v_dim=16), torch.randn(1, time, 32)
+    for fewest in (0, 2048):
+        monkeypatch.setattr("dla.layers.fused.when.FEWEST", fewest)
+        assert mixer(x, Packing(1, time, (time,))).shape == x.shape
+
+
 def test_unit_vectors(level: str) -> None:
     def call(x: Tensor) -> Tensor:
         part = x[..., 3:27]

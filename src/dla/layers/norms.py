@@ -52,7 +52,8 @@ class GatedRMSNorm(RMSNorm):
         if many(x) and (fused := self._fused(x, gate, skip, skip_weight)) is not None:
             return fused
         if skip is not None and skip_weight is not None:
-            x = x + (skip.view(*skip.shape[:-1], len(skip_weight), -1) * skip_weight[:, None]).flatten(-2)
+            heads = len(skip_weight), skip.shape[-1] // len(skip_weight)
+            x = x + (skip.view(*skip.shape[:-1], *heads) * skip_weight[:, None]).flatten(-2)
         if gate is None:
             return super().forward(x)
         gate = F.silu(gate.to(compute_dtype(x.dtype)))
