@@ -205,6 +205,22 @@ int64_t attend(const AttendArgs &a) {
     return over_heads(a, kernels.shared_floats(a), kernels.attend_share, run);
 }
 
+// All gradients begin as zeros.
+void clear(const BackwardArgs &b) {
+    const AttendArgs &a = *b.attend;
+    const int64_t keys = b.parts * a.tokens * a.key_heads * a.dk, heads = a.tokens * a.heads, piece = 1 << 18;
+    const std::pair<float *, int64_t> all[] = {{b.d_q, keys},    {b.d_k, keys},     {b.d_v, heads * a.dv}, {b.d_lam, heads * a.width},
+                                               {b.d_g, heads},   {b.d_beta, heads}, {b.d_route, heads},    {b.d_gate, heads}};
+    for (const auto &[at, floats] : all) {
+        if (!at || !floats) continue;
+        in_large_pages(at, uintptr_t(floats) * 4);
+        float *const from = at;
+        const int64_t many = floats;
+        run_tasks((many + piece - 1) / piece, a.threads,
+                  [&](int64_t i) { memset(from + i * piece, 0, std::min(piece, many - i * piece) * 4); });
+    }
+}
+
 // Tasks are fixed by the shapes, and so is the order in which they add up.
 int64_t backward(const BackwardArgs &b) {
     if (!b.attend) return tensors;
@@ -214,6 +230,7 @@ int64_t backward(const BackwardArgs &b) {
     if (!in_range(b.parts, 1, group)) return sizes;
     if (a.tokens && !(b.d_o && b.d_q && b.d_k && b.d_v && (a.memory == Memory::single || b.d_lam))) return tensors;
     if (a.tokens && ((a.route && !b.d_route) || (a.gate && !b.d_gate) || (a.beta && !b.d_beta))) return tensors;
+    clear(b);
     const Level &kernels = *chosen_level().level;
     const int64_t heads = (group + b.parts - 1) / b.parts, tasks = a.sequences * a.key_heads * b.parts;
     SharedChunks shared(a, kernels.shared_floats(a), kernels.attend_share);

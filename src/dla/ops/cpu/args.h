@@ -50,10 +50,10 @@ struct BackwardArgs {
     int64_t parts;
     const AttendArgs *attend;  // whose o and final are not used
     const float *d_o;          // [tokens, H, dv]
-    float *d_q, *d_k;          // [parts, tokens, Hk, dk], zero; the sums are in the first part then
-    float *d_v, *d_lam;        // [tokens, H, ...], zero
+    float *d_q, *d_k;          // [parts, tokens, Hk, dk]; the sums are in the first part then
+    float *d_v, *d_lam;        // [tokens, H, ...]
     float *d_g, *d_beta;       // [tokens, H], or null
-    float *d_route;            // [tokens, H] if there is a sharpness, zero
+    float *d_route;            // [tokens, H] if there is a sharpness
     float *d_gate;             // [tokens, H] if there is a soft gate
 };
 

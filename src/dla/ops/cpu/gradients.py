@@ -58,7 +58,7 @@ def gradients(arguments: Any, tensors: dict[str, Tensor | None], d_o: Tensor) ->
         shapes["d_lam"] = (a.tokens, a.heads, a.width)
     by_head = ("g", "beta", "route", "gate")
     shapes |= {f"d_{name}": (a.tokens, a.heads) for name in by_head if tensors.get(name) is not None}
-    found = {name: torch.zeros(shape) for name, shape in shapes.items()}
+    found = {name: torch.empty(shape) for name, shape in shapes.items()}
     a.threads = torch.get_num_threads()
     a.point(tensors)
     backward = BackwardArgs(parts=parts, attend=ctypes.addressof(a))
