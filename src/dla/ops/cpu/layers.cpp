@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cstring>
+#include <vector>
 
 #include "api.h"
 #include "layer_args.h"
@@ -73,14 +74,16 @@ int64_t conv(const ConvArgs &a) {
     if (!a.tokens) return fine;
     if (!(a.x && a.weight && a.y)) return tensors;
     const LayerLevel &use = kernels();
-    run_tasks(a.sequences, a.threads, [&](int64_t n) {
-        int64_t offset = 0, length = a.tokens / a.sequences;
-        if (!a.length) offset = n * length;
-        else {
-            for (int64_t i = 0; i < n; ++i) offset += a.length[i];
-            length = a.length[n];
-        }
-        for (int64_t t = 0; t < length; t += STRETCH) use.conv(a, offset, t, std::min(length, t + STRETCH));
+    std::vector<int64_t> offset(a.sequences + 1, 0);
+    int64_t longest = 0;
+    for (int64_t n = 0; n < a.sequences; ++n) {
+        const int64_t length = a.length ? a.length[n] : a.tokens / a.sequences;
+        offset[n + 1] = offset[n] + length, longest = std::max(longest, length);
+    }
+    const int64_t pieces = (longest + STRETCH - 1) / STRETCH;
+    run_tasks(a.sequences * pieces, a.threads, [&](int64_t i) {
+        const int64_t n = i / pieces, begin = i % pieces * STRETCH, length = offset[n + 1] - offset[n];
+        if (begin < length) use.conv(a, offset[n], begin, std::min(length, begin + STRETCH));
     });
     return fine;
 }
