@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from dla.bench.streams import Shape, Stream
-from dla.bench.timing import peak_extra_bytes
 from dla.ops import dynamic_linear_attention, linear_attention, log_linear_attention
 
 Row = dict[str, Any]
@@ -42,11 +41,8 @@ def training(
             "low": ratios[len(ratios) // 4],
             "high": ratios[-1 - len(ratios) // 4],
         }
-        row["peak MB"] = peak_extra_bytes(calls[f"{name} with backward"]) / 1e6
         if beside:
-            label = f"chunked {name} with backward"
-            row["torch backend over this"] = statistics.median(beside[label]) / both
-            row["its peak MB"] = peak_extra_bytes(calls[label]) / 1e6
+            row["torch backend over this"] = statistics.median(beside[f"chunked {name} with backward"]) / both
         rows.append(row)
     return rows
 
