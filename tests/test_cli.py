@@ -71,7 +71,7 @@ def test_benches_of_models(tmp_path, capsys):
     assert cli.main(["bench", "decoding", *arguments]) == 0
     near, far = json.loads(capsys.readouterr().out)["rows"]
     assert near["single bytes"] == far["single bytes"] < far["log_linear bytes"]
-    assert near["dynamic bytes"] == far["dynamic bytes"]
+    assert 0 < near["dynamic bytes"] < far["dynamic bytes"]  # as many as its tokens need, while they are few
     assert near["log_linear bytes"] < far["log_linear bytes"]
 
 
