@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dla.layers.fused import linear, split_linear, time_step
+from dla.layers.fused.program import Program, UnfusedError
 from dla.layers.memory import Memory, Operands
 from dla.layers.mixer import LayerPast, LinearMixer, reset_decay, reset_time_step
 from dla.layers.norms import GatedRMSNorm
@@ -65,6 +66,21 @@ class Mamba2(LinearMixer):
         v, g = self._written(values, step.to(dtype))
         o = self.remember(x, Operands(self.features(q), self.features(k), v, g=g), packing, past, notes)
         return linear(self.out_proj, self.norm(o.flatten(-2), gate, values, self.D.to(dtype)).to(x.dtype))
+
+    def decoding(self, program: Program, x: Tensor, past: LayerPast, plus: Tensor) -> Tensor:
+        if self.time_step_limit != NO_LIMIT:
+            raise UnfusedError("limits of the time step")
+        gate, inner, step = program.linear(self.in_proj, x).split([self.value_size, self.channels, self.heads], -1)
+        at, parts = 0, []
+        for part in inner.split([self.value_size, self.key_size, self.key_size], -1):
+            parts.append(program.convolve(self.conv1d, part, past.tail, at))
+            at += part.shape[-1]
+        values, k, q = parts
+        v, g = program.time_step(values, step, self.dt_bias, self.A_log)
+        made = Operands(self.features_decoding(program, q), self.features_decoding(program, k), v, g=g)
+        o = self.memory.decoding(program, x, made).flatten(-2)
+        skip = program.map("same", self.D, each=self.head_v_dim, rows=1).flatten()
+        return program.linear(self.out_proj, program.norm(self.norm, o, gate, values, skip), plus)
 
     def _written(self, values: Tensor, step: Tensor) -> tuple[Tensor, Tensor]:
         """v [B, T, H, dv] and g [B, T, H] of values [B, T, H * dv] and the time step's projection [B, T, H]."""

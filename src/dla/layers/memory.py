@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dla.layers.fused import dense, linear, scaled_softplus
+from dla.layers.fused.program import Program, UnfusedError
 from dla.layers.packing import Packing
 from dla.ops import Segmentation, dynamic_linear_attention, linear_attention, log_linear_attention, segment
 from dla.ops.problem import compute_dtype
@@ -46,6 +47,10 @@ class SlotWeights(nn.Module):
         dtype = compute_dtype(x.dtype)
         lam = made.unflatten(-1, self.L.shape).to(dtype) * self.L.to(dtype)
         return F.softplus(lam if self.bias is None else lam + self.bias.to(dtype))
+
+    def decoding(self, program: Program, x: Tensor) -> Tensor:
+        lam = program.softplus(program.linear(self.proj, x), self.L, self.bias)
+        return lam.unflatten(-1, self.L.shape)
 
 
 class FactoredSlotWeights(nn.Module):
@@ -110,6 +115,14 @@ class Memory(nn.Module, ABC):
     def attend(self, x: Tensor, made: Operands, past: Any, notes: Any, **options: Any) -> tuple[Tensor, State | None]:
         """The operator's call."""
 
+    def options(self) -> tuple[object, ...]:
+        """By what, beside its operands and their scale, one call of the operator differs from another."""
+        raise UnfusedError(type(self).__name__)
+
+    def decoding(self, program: Program, x: Tensor, made: Operands) -> Tensor:
+        """``forward`` for one token of every sequence, as pieces of a program."""
+        return program.decode(self, made)
+
 
 def _inplace(past: State | None, made: Operands, options: dict[str, Any]) -> bool:
     """Whether to write to the past, which is used up: where its successor is wanted, or for one token anyway."""
@@ -121,6 +134,9 @@ class SingleMemory(Memory):
 
     def attend(self, x: Tensor, made: Operands, past: Any, notes: Any, **options: Any) -> tuple[Tensor, State | None]:
         return linear_attention(**vars(made), initial_state=past, inplace=_inplace(past, made, options), **options)
+
+    def options(self) -> tuple[object, ...]:
+        return ("single",)
 
 
 class LogLinearMemory(Memory):
@@ -135,6 +151,12 @@ class LogLinearMemory(Memory):
         return log_linear_attention(
             **vars(made), lam=lam, initial_state=past, inplace=_inplace(past, made, options), **options
         )
+
+    def options(self) -> tuple[object, ...]:
+        return ("log_linear",)
+
+    def decoding(self, program: Program, x: Tensor, made: Operands) -> Tensor:
+        return program.decode(self, made, self.slots.decoding(program, x))
 
 
 class DynamicMemory(Memory):
@@ -210,6 +232,22 @@ class DynamicMemory(Memory):
             state_dtype=self.state_dtype,
             **options,
         )
+
+    def options(self) -> tuple[object, ...]:
+        rules, (tau, capacity, merge, score, block) = self.rules, self.rule_names
+        first = rules[tau], rules[capacity], rules[merge], rules[score]
+        return "dynamic", *first, self.slot_order, rules[block], None, self.state_dtype
+
+    def decoding(self, program: Program, x: Tensor, made: Operands) -> Tensor:
+        if not isinstance(self.slots, SlotWeights):
+            raise UnfusedError("slot weights of a low rank")
+        route = None
+        if self.sharpness is not None:
+            if self.sharpness_map is None:
+                route = program.softplus(self.sharpness)
+            else:
+                route = program.softplus(program.product(x, self.sharpness_map), None, self.sharpness)
+        return program.decode(self, made, self.slots.decoding(program, x), route)
 
     def decide(self, made: Operands, cu_seqlens: Tensor | None = None) -> Segmentation:
         """The decisions for sequences from their start."""

@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dla.layers.conv import ShortConv
+from dla.layers.fused.program import Program, UnfusedError
 from dla.layers.memory import Memory, Operands
 from dla.layers.packing import Packing
 from dla.ops.state import State
@@ -83,6 +84,15 @@ class LinearMixer(nn.Module):
         if past is not None:
             past.state = state
         return o
+
+    def decoding(self, program: Program, x: Tensor, past: LayerPast, plus: Tensor) -> Tensor:
+        """What ``forward`` does to one token of every sequence, as pieces of a program; ``plus`` is added to it."""
+        raise UnfusedError(type(self).__name__)
+
+    def features_decoding(self, program: Program, x: Tensor) -> Tensor:
+        """``features`` of a token."""
+        x = x if self.feature_map is None else program.by_head(x, self.feature_map.weight)
+        return x.unflatten(-1, (self.key_heads, self.head_k_dim))
 
 
 def fill(parameter: nn.Parameter, value: Tensor) -> None:

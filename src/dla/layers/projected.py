@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from dla.layers.fused import linear, projections, unit_vectors
+from dla.layers.fused.program import Program
 from dla.layers.memory import Memory, Operands
 from dla.layers.mixer import LayerPast, LinearMixer
 from dla.layers.norms import GatedRMSNorm
@@ -66,6 +67,26 @@ class ProjectedMixer(LinearMixer):
         o = self.remember(x, made, packing, past, notes)
         gate = gates[0].unflatten(-1, o.shape[-2:]) if gates else None
         return linear(self.o_proj, self.norm(o, gate).flatten(-2).to(x.dtype))
+
+    def decoding(self, program: Program, x: Tensor, past: LayerPast, plus: Tensor) -> Tensor:
+        at, parts = 0, []
+        for module in (self.q_proj, self.k_proj, self.v_proj):
+            parts.append(program.convolve(self.conv1d, program.linear(module, x), past.tail, at))
+            at += module.out_features
+        q, k = (self.features_decoding(program, part) for part in parts[:2])
+        if self.unit_keys:
+            sizes = self.key_heads, self.head_k_dim
+            q, k = (program.unit_vectors(part.flatten(-2), *sizes, UNIT_EPS).unflatten(-1, sizes) for part in (q, k))
+        v = parts[2].unflatten(-1, (self.heads, self.head_v_dim))
+        made = Operands(q, k, v, *self.transition_decoding(program, x), scale=self.head_k_dim**-0.5)
+        o = self.memory.decoding(program, x, made)
+        gate = None if self.g_proj is None else program.linear(self.g_proj, x)
+        normal = program.norm(self.norm, o, gate).view(len(x), 1, -1)
+        return program.linear(self.o_proj, normal, plus)
+
+    def transition_decoding(self, program: Program, x: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        """``transition`` of a token, as pieces of a program."""
+        return None, None
 
     def _split(self, mixed: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Queries and keys [B, T, Hk, dk], of unit length where they are to be, and values [B, T, H * dv]."""

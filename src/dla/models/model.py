@@ -10,7 +10,9 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import BaseModelOutputWithPast
 from transformers.utils import can_return_tuple, logging
 
+from dla.layers.fused.program import Program, decoded
 from dla.layers.memory import DynamicMemory
+from dla.layers.mixer import LinearMixer
 from dla.layers.mlp import SwiGLU
 from dla.layers.norms import RMSNorm
 from dla.layers.packing import Packing, find_packing
@@ -44,10 +46,19 @@ class DLABlock(GradientCheckpointingLayer):
         notes: dict[str, Any] | None = None,
     ) -> Tensor:
         """[B, T, hidden] -> [B, T, hidden]"""
+        if (next_hidden := decoded(self, hidden, packing, past_key_values, notes)) is not None:
+            return next_hidden
         hidden = hidden + self.mixer(self.norm(hidden), packing, past_key_values, notes)
         if self.mlp is not None:
             hidden = hidden + self.mlp(self.mlp_norm(hidden))
         return hidden
+
+    def decoding(self, program: Program, x: Tensor, past: LayerCache) -> None:
+        """``forward`` for one token of every sequence, as pieces of a program."""
+        assert isinstance(self.mixer, LinearMixer)
+        x = self.mixer.decoding(program, program.norm(self.norm, x), past, plus=x)
+        if self.mlp is not None:
+            self.mlp.decoding(program, program.norm(self.mlp_norm, x), plus=x)
 
 
 class DLAPreTrainedModel(PreTrainedModel):
