@@ -172,10 +172,11 @@ def _load_transformers(name: str) -> Any:
     except (KeyboardInterrupt, SystemExit):
         raise
     except BaseException as e:  # plain exceptions of the tokenizers library, and panics, which are not even those
-        raise ValueError(f"no tokenizer could be loaded from {name}: {_first_line(e)}") from e
+        raise ValueError(f"no tokenizer could be loaded from {name}: {first_line(e)}") from e
 
 
-def _first_line(error: BaseException) -> str:
+def first_line(error: BaseException) -> str:
+    """Of what an error says, or else its kind."""
     return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
