@@ -22,7 +22,8 @@ from dla.bench import evaluation as bench
 from dla.evaluation import reading
 from dla.evaluation.adapter import DLALM
 from dla.evaluation.reading import Node, measure, plan
-from dla.evaluation.request_cache import RequestCache, model_fingerprint
+from dla.evaluation.request_cache import RequestCache
+from dla.fingerprint import model_fingerprint
 from dla.models import DLAForCausalLM
 from dla.models.convert import convert
 from dla.text import ByteTokenizer

@@ -33,7 +33,8 @@ from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 from tqdm import tqdm  # type: ignore[import-untyped]
 
 from dla.evaluation.reading import Question, Reader, go_on, score
-from dla.evaluation.request_cache import RequestCache, model_fingerprint, request_key, tokenizer_fingerprint
+from dla.evaluation.request_cache import RequestCache, request_key
+from dla.fingerprint import model_fingerprint, tokenizer_fingerprint
 from dla.models.causal_lm import DLAForCausalLM
 from dla.models.generate import Options, load_model
 from dla.report import is_number

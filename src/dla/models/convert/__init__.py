@@ -3,8 +3,8 @@
 Nothing is computed on the weights: every tensor keeps its bits and its dtype, and only names, the order of rows and the
 configuration change. Checkpoints are only ever read as tensors; a pickle that asks for anything else is refused.
 
-files.py reads and writes folders, translate.py turns one model into another, by formats.py (whose names and rows tensors
-have) and configs.py (what is in whose config.json).
+files.py reads and writes folders; translate.py turns one model into another, by formats.py (how others name and cut
+their tensors) and configs.py (what their config.json says).
 """
 
 import shutil
