@@ -36,7 +36,7 @@ from dla.evaluation.reading import Question, Reader, go_on, score
 from dla.evaluation.request_cache import RequestCache, request_key
 from dla.fingerprint import model_fingerprint, tokenizer_fingerprint
 from dla.models.causal_lm import DLAForCausalLM
-from dla.models.generate import Options, load_model
+from dla.models.load import is_preset, load_model
 from dla.report import is_number
 from dla.text import ByteTokenizer, model_tokenizer
 
@@ -341,8 +341,8 @@ def _model(pretrained: str | DLAForCausalLM, dtype: str, device: str | None) -> 
         return (pretrained if device is None else pretrained.to(device)).eval()
     if not isinstance(pretrained, str | PathLike):
         raise ValueError(f"pretrained must be a folder, a preset or a DLAForCausalLM, got {type(pretrained).__name__}")
-    model, random = load_model(Options(model=str(pretrained), dtype=dtype, device=device))
-    if random:
+    model = load_model(str(pretrained), dtype=dtype, device=device)
+    if is_preset(str(pretrained)):
         logger.warning("%s is a preset: its weights are random, and so are the results", pretrained)
     return model
 

@@ -18,7 +18,7 @@ from dla.machine import ensure_half_precision
 from dla.models.build import make_mixer
 from dla.models.cache import DLACache, LayerCache, check_cache
 from dla.models.config import DLAConfig
-from dla.ops.checks import check_rules, check_temperature
+from dla.ops.checks import check_rules, check_state_dtype, check_temperature
 from dla.ops.rules import Rules
 
 logger = logging.get_logger(__name__)
@@ -101,8 +101,10 @@ class DLAPreTrainedModel(PreTrainedModel):
         elif callable(reset := getattr(module, "reset_parameters", None)):
             reset()
 
-    def set_memory(self, *, tau: float | None = None, capacity: int | None = None) -> None:
-        """Another threshold or memory budget for the dynamic layers, from the next call on.
+    def set_memory(
+        self, *, tau: float | None = None, capacity: int | None = None, state_dtype: str | None = None
+    ) -> None:
+        """Another threshold, memory budget or dtype of states for the dynamic layers, from the next call on.
 
         The width of lam stays; states past it use its last column. A cache goes on if its states fit the new capacity.
         """
@@ -115,9 +117,14 @@ class DLAPreTrainedModel(PreTrainedModel):
         tau = config.tau if tau is None else tau
         capacity = config.capacity if capacity is None else capacity
         check_rules(Rules(tau, capacity))
+        state_dtype = config.state_dtype if state_dtype is None else state_dtype
+        held = None if state_dtype is None else getattr(torch, state_dtype, state_dtype)
+        check_state_dtype(held, capacity, None)
         config.slots, config.tau, config.capacity = config.slot_width, tau, capacity
+        config.state_dtype = state_dtype
         for memory in memories:
             memory.rules.update(tau=tau, capacity=capacity)
+            memory.state_dtype = held
 
     def set_temperature(self, temperature: float | None) -> None:
         """The soft gate's temperature for training; None for the hard gate."""
