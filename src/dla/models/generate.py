@@ -245,14 +245,8 @@ class _Run:
         vocab_size = find_config(options.model, options.memory).vocab_size
         self.tokenizer = model_tokenizer(options.model, options.tokenizer, vocab_size)
         self.prompt = encode_prompt(options, self.tokenizer)
-        self.model = load_model(
-            options.model,
-            memory=options.memory,
-            dtype=options.dtype,
-            device=options.device,
-            tau=options.tau,
-            capacity=options.capacity,
-        )
+        chosen = ("memory", "dtype", "device", "tau", "capacity")
+        self.model = load_model(options.model, **{name: getattr(options, name) for name in chosen})
         self.cache = load_cache(options, self.model)
         self.figures = Figures(options.model, options.dtype, is_preset(options.model))
         if self.cache is not None:

@@ -176,17 +176,20 @@ class DLAModel(DLAPreTrainedModel):
             )
         cache = self._cache(past_key_values, use_cache, packing)
         all_hidden = self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
-        x, steps = self._run(
-            packing.pack(self.embeddings(input_ids) if inputs_embeds is None else inputs_embeds),
-            packing,
-            cache,
-            bool(all_hidden),
-        )
+        x, steps = self._run(packing.pack(self.embed(input_ids, inputs_embeds)), packing, cache, bool(all_hidden))
         return BaseModelOutputWithPast(
             last_hidden_state=packing.unpack(x),
             past_key_values=cache,
             hidden_states=tuple(packing.unpack(h) for h in steps) if all_hidden else None,
         )
+
+    def embed(self, input_ids: Tensor | None, inputs_embeds: Tensor | None = None) -> Tensor:
+        """What the first block takes of tokens [B, T] or embeddings: [B, T, hidden] in the residual stream's dtype."""
+        x = self.embeddings(input_ids) if inputs_embeds is None else inputs_embeds
+        if x.device.type == "cpu" and not torch.compiler.is_compiling():
+            autocast = torch.is_autocast_enabled("cpu")
+            ensure_half_precision(torch.get_autocast_dtype("cpu") if autocast else self.embeddings.weight.dtype)
+        return x.float() if self.config.residual_in_fp32 and x.dtype != torch.float64 else x
 
     def _cache(self, past: DLACache | None, use_cache: bool | None, packing: Packing) -> DLACache | None:
         if use_cache is False and past is not None:
@@ -211,10 +214,6 @@ class DLAModel(DLAPreTrainedModel):
         self, x: Tensor, packing: Packing, cache: DLACache | None, all_hidden: bool
     ) -> tuple[Tensor, list[Tensor]]:
         """All blocks and the last norm on embedded, packed tokens: hidden states, and those of every step if asked."""
-        if x.device.type == "cpu" and not torch.compiler.is_compiling():
-            autocast = torch.is_autocast_enabled("cpu")
-            ensure_half_precision(torch.get_autocast_dtype("cpu") if autocast else self.embeddings.weight.dtype)
-        x = x.float() if self.config.residual_in_fp32 and x.dtype != torch.float64 else x
         steps = [x]
         recomputes = self.gradient_checkpointing and self.training
         for i, block in enumerate(self.layers):
