@@ -180,6 +180,15 @@ def _load_transformers(path: Path, name: str) -> Any:
         raise ValueError(f"no tokenizer could be loaded from {name}: {first_line(e)}") from e
 
 
+def without_escapes(text: str) -> str:
+    """The text with bytes that are no character (surrogate escapes), which bytes alone can take, replaced."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return text.encode("utf-8", errors="surrogateescape").decode("utf-8", errors="replace")
+    return text
+
+
 def first_line(error: BaseException) -> str:
     """Of what an error says, or else its kind."""
     return (str(error).strip() or type(error).__name__).splitlines()[0]

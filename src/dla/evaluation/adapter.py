@@ -37,6 +37,7 @@ from dla.fingerprint import model_fingerprint, tokenizer_fingerprint
 from dla.models.causal_lm import DLAForCausalLM
 from dla.models.continuations import Question, go_on, score
 from dla.models.forest import Reader
+from dla.models.generate import stop_tokens
 from dla.models.load import is_preset, load_model
 from dla.report import is_number
 from dla.text import ByteTokenizer, model_tokenizer
@@ -286,8 +287,7 @@ class DLALM(TemplateLM):
     @property
     def stop_tokens(self) -> list[int]:
         """Those that end a text by the model's generation_config."""
-        eos = self.model.generation_config.eos_token_id
-        return [] if eos is None else [eos] if isinstance(eos, int) else sorted(eos)
+        return sorted(stop_tokens(self.model.generation_config))
 
     # Bookkeeping
 

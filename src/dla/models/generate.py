@@ -10,14 +10,14 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from transformers import GenerationConfig
 
 from dla.models.cache import DLACache, check_cache
 from dla.models.causal_lm import DLAForCausalLM
 from dla.models.config import DLAConfig
 from dla.models.info import kv_cache_bytes
 from dla.models.load import find_config, is_preset, load_model
-from dla.ops.state import DynamicState
-from dla.text import ByteTokenizer, decoder, model_tokenizer
+from dla.text import ByteTokenizer, decoder, model_tokenizer, without_escapes
 
 
 @dataclass
@@ -188,7 +188,7 @@ def tokens(
         logits, cache = read(model, torch.tensor([[token]], device=logits.device), cache)
 
 
-def stop_tokens(config: DLAConfig) -> set[int]:
+def stop_tokens(config: DLAConfig | GenerationConfig) -> set[int]:
     """The tokens that end a text."""
     eos = config.eos_token_id
     return set() if eos is None else {eos} if isinstance(eos, int) else set(eos)
@@ -211,9 +211,6 @@ def load_cache(options: Options, model: DLAForCausalLM) -> DLACache | None:
     cache = DLACache.load(options.load_context, device=str(model.device))
     try:
         check_cache(cache, model.config, batch=1)
-        for layer in cache.layers:
-            if isinstance(layer.state, DynamicState):  # refuses a capacity that is too small now, not in the middle
-                layer.state = layer.state.resized(model.config.capacity)
     except ValueError as error:
         raise ValueError(f"load_context does not fit the model: {error} ({options.load_context})") from error
     return cache
@@ -226,8 +223,8 @@ def encode_prompt(options: Options, tokenizer: Any) -> Tensor:
     else:
         data = sys.stdin.buffer.read() if options.file is None else options.file.read_bytes()
         text = data.decode("utf-8", errors="surrogateescape")
-    if not isinstance(tokenizer, ByteTokenizer):  # others know no bytes outside of characters
-        text = text.encode("utf-8", errors="surrogateescape").decode("utf-8", errors="replace")
+    if not isinstance(tokenizer, ByteTokenizer):
+        text = without_escapes(text)
     # a text that goes on has been opened already
     ids = tokenizer.encode(text, add_special_tokens=options.load_context is None)
     if not ids:

@@ -118,7 +118,7 @@ class DLAPreTrainedModel(PreTrainedModel):
         capacity = config.capacity if capacity is None else capacity
         check_rules(Rules(tau, capacity))
         state_dtype = config.state_dtype if state_dtype is None else state_dtype
-        held = None if state_dtype is None else getattr(torch, state_dtype, state_dtype)
+        held: Any = None if state_dtype is None else getattr(torch, state_dtype, state_dtype)
         check_state_dtype(held, capacity, None)
         config.slots, config.tau, config.capacity = config.slot_width, tau, capacity
         config.state_dtype = state_dtype

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from dla.text import ENDLESS, ByteTokenizer, load_tokenizer
+from dla.text import ENDLESS, ByteTokenizer, load_tokenizer, without_escapes
 
 ENDS = ("</s>", "<|endoftext|>", "<|end_of_text|>", "<eos>", "<|eot_id|>", "<|im_end|>")
 
@@ -44,14 +44,6 @@ def encode(tokenizer: Any, texts: Sequence[str]) -> list[np.ndarray]:
         # not through lists of Python integers, which take 8 bytes a byte
         raw = (text.encode("utf-8", errors="surrogateescape") for text in texts)
         return [np.frombuffer(data + bytes([end]), dtype=np.uint8) for data in raw]
-    clean = [_without_escapes(text) for text in texts]
+    clean = [without_escapes(text) for text in texts]
     ids = tokenizer(clean, add_special_tokens=False, return_attention_mask=False, verbose=False)["input_ids"]
     return [np.array([*row, end], dtype=np.uint32) for row in ids]
-
-
-def _without_escapes(text: str) -> str:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return text.encode("utf-8", errors="surrogateescape").decode("utf-8", errors="replace")
-    return text
