@@ -468,10 +468,8 @@ def _info(args: argparse.Namespace) -> int:
 
         print(show(as_json=args.json))
         return 0
-    from dla.models.config import check_saved
     from dla.models.info import run
 
-    check_saved(args.model)
     return run(args.model, context=args.context, memories=args.memory, as_json=args.json)
 
 

@@ -17,7 +17,7 @@ from transformers import Mamba2Config, Mamba2ForCausalLM
 
 from dla.models import DLAConfig, DLAForCausalLM
 from dla.models.convert import convert, from_dla, run, to_dla, upgrade
-from dla.models.foreign_config import expand_v
+from dla.models.convert.configs import expand_v
 from tests.models.foreign import (
     Tensors,
     fla_config,
@@ -655,7 +655,7 @@ def test_sharded_weights(tmp_path: Path, write: Callable[..., Any], kind: str) -
 def test_large_weights_are_sharded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_fla(tmp_path / "theirs")
     convert(tmp_path / "theirs", tmp_path / "whole")
-    monkeypatch.setattr("dla.models.checkpoint.SHARD_BYTES", 20_000)
+    monkeypatch.setattr("dla.models.convert.files.SHARD_BYTES", 20_000)
     convert(tmp_path / "theirs", tmp_path / "ours")
     shards = sorted((tmp_path / "ours").glob("model-*.safetensors"))
     assert len(shards) > 3 and not (tmp_path / "ours" / "model.safetensors").exists()
