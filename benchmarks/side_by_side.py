@@ -52,8 +52,8 @@ def cases() -> list[dict[str, Any]]:
 def worker() -> None:
     """Answers every line of stdin, the number of a case, with seconds."""
     import torch
-
     from dla.bench.streams import correlated
+
     from dla.ops import dynamic_linear_attention, linear_attention, log_linear_attention
 
     calls: dict[int, Any] = {}

@@ -437,7 +437,7 @@ def _bench_figures(args: argparse.Namespace) -> int:
 
 def _bench_ops(args: argparse.Namespace) -> int:
     from dla.bench.ops import run
-    from dla.bench.streams import Shape
+    from dla.inspect.streams import Shape
 
     shape = Shape(args.length, args.heads, args.key_heads, args.dk, args.dv, args.capacity)
     names = ("streams", "rounds", "chunked", "decoded", "trained", "beta", "model", "text", "out")

@@ -11,8 +11,9 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from dla.bench.streams import Stream, correlated, describe
 from dla.bench.timing import in_new_process, median_seconds
+from dla.inspect.figures import describe
+from dla.inspect.streams import Stream, correlated
 from dla.ops import dynamic_linear_attention, linear_attention, log_linear_attention, segment
 from dla.ops.cpu import library
 from dla.report import table

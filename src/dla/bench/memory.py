@@ -5,8 +5,8 @@ import sys
 
 import torch
 
-from dla.bench.streams import Stream, correlated
 from dla.bench.timing import peak_extra_bytes
+from dla.inspect.streams import Stream, correlated
 from dla.ops import dynamic_linear_attention
 
 

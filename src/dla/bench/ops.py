@@ -21,7 +21,8 @@ from torch import Tensor
 
 from dla.bench.figures import machine
 from dla.bench.ops_training import training
-from dla.bench.streams import STREAMS, Shape, Stream, captured, describe, with_steps
+from dla.inspect.figures import describe
+from dla.inspect.streams import Shape, Stream, captured, synthetic, with_steps
 from dla.ops import backends, dynamic_linear_attention, linear_attention, log_linear_attention, segment
 from dla.ops.state import State
 from dla.report import table
@@ -63,7 +64,7 @@ def run(
     """
     found = []
     for name in streams:
-        made = captured(model, text, shape.length) if name == "captured" else STREAMS[name](shape)
+        made = captured(model, text, shape.length) if name == "captured" else synthetic(name, shape)
         made = made if made.beta is not None or not beta else with_steps(made)
         found.append({"stream": name, **measure(made, shape, rounds, chunked, decoded)})
         if trained and name == streams[0]:

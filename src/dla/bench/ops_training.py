@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dla.bench.streams import Shape, Stream
+from dla.inspect.streams import Shape, Stream
 from dla.ops import dynamic_linear_attention, linear_attention, log_linear_attention
 
 Row = dict[str, Any]
