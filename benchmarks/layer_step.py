@@ -13,6 +13,7 @@ import time
 
 import torch
 
+from dla.layers.call import Call
 from dla.layers.fused import program
 from dla.layers.packing import find_packing
 from dla.models import DLACache, DLAForCausalLM, preset
@@ -57,7 +58,7 @@ def step(model: DLAForCausalLM, token: torch.Tensor, cache: DLACache) -> float:
     x, packing = model.model.embeddings(token), find_packing(1, 1, continues=True)
     start = time.perf_counter()
     for block, past in zip(model.model.layers, cache.layers, strict=True):
-        x = block(x, packing, past)
+        x = block(x, Call(packing, past))
     return time.perf_counter() - start
 
 

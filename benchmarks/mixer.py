@@ -22,6 +22,7 @@ from transformers import Mamba2Config, Mamba2ForCausalLM
 from dla.bench.common import deliver, machine
 from dla.bench.timing import interleaved, medians, ratio
 from dla.layers import Packing
+from dla.layers.call import Call
 from dla.models import DLAForCausalLM
 from dla.models.convert import convert
 from dla.report import table
@@ -64,7 +65,7 @@ def mixers(tokens: int, heads: int) -> tuple[dict[str, Callable[[], Tensor]], fl
         for memory in ("single", "log_linear", "dynamic"):
             convert(Path(folder) / "theirs", Path(folder) / memory, memory=memory)
             ours = DLAForCausalLM.from_pretrained(Path(folder) / memory).eval().model.layers[0].mixer
-            calls[memory] = lambda m=ours: m(x, Packing(1, tokens))
+            calls[memory] = lambda m=ours: m(x, Call(Packing(1, tokens)))
             without_projections(ours, projected)
     for model in made.values():
         without_projections(model.backbone.layers[0].mixer, projected)

@@ -7,14 +7,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from dla.layers.call import Call
 from dla.layers.memory import DynamicMemory, Operands
-from dla.layers.packing import Packing
 from dla.ops import Segmentation
 
 
 @contextmanager
-def watch(model: nn.Module, look: Callable[[DynamicMemory, Tensor, Operands, Packing], None]) -> Iterator[None]:
-    """Calls ``look`` before every dynamic memory runs: with its input, what its mixer made of that, and the packing."""
+def watch(model: nn.Module, look: Callable[[DynamicMemory, Tensor, Operands, Call], None]) -> Iterator[None]:
+    """Calls ``look`` before every dynamic memory runs: with its input, what its mixer made of that, and the call."""
 
     def before(memory: Any, args: tuple[Any, ...]) -> None:
         with torch.no_grad():
@@ -34,5 +34,5 @@ def observe(model: nn.Module) -> Iterator[list[Segmentation]]:
     Each is computed once more beside the layer, from the sequence's start: for calls without a cache.
     """
     seen: list[Segmentation] = []
-    with watch(model, lambda memory, x, made, packing: seen.append(memory.decide(made, packing.cu_seqlens))):
+    with watch(model, lambda memory, x, made, call: seen.append(memory.decide(made, call.packing.cu_seqlens))):
         yield seen

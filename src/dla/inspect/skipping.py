@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from dla.inspect.observe import watch
+from dla.layers.call import Call
 from dla.layers.memory import DynamicMemory, Operands
-from dla.layers.packing import Packing
 from dla.ops import dynamic_linear_attention
 from dla.ops.rules import SlotOrder
 from dla.ops.state import DynamicState
@@ -37,8 +37,8 @@ def skipping(model: nn.Module, ids: Tensor, tolerances: Sequence[float]) -> list
     """Of the sequences ids [B, T], each from its start, token by token."""
     found: list[Tensor] = []
 
-    def look(memory: DynamicMemory, x: Tensor, made: Operands, packing: Packing) -> None:
-        assert packing.cu_seqlens is None
+    def look(memory: DynamicMemory, x: Tensor, made: Operands, call: Call) -> None:
+        assert call.packing.cu_seqlens is None
         found.append(reads(memory, x, made, tolerances))
 
     with watch(model, look):

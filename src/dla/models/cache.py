@@ -32,7 +32,6 @@ class LayerCache(CacheLayerMixin):
         super().__init__()
         self.state: State | None = None  # of a memory, or the keys and values of softmax attention
         self.tail: Tensor | None = None  # [batch, conv_size - 1, channels]
-        self.keep = True  # False: the next call is the last one, and leaves no state
         self.seen = 0  # columns of the batch taken in, padding included: what generate() counts
 
     def tensors(self) -> dict[str, Tensor]:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from tqdm import tqdm  # type: ignore[import-untyped]
 
+from dla.layers.call import Call
 from dla.layers.packing import Packing
 from dla.models.cache import DLACache, LayerCache
 from dla.models.causal_lm import DLAForCausalLM
@@ -224,11 +225,10 @@ class Reader:
             kept: list[LayerCache] = []
             for depth, level in enumerate(levels):
                 own = None if above is None else above.select(torch.tensor(level.parents))
-                if own is None and (level.kept or depth + 1 < len(levels)):
+                keep = bool(level.kept) or depth + 1 < len(levels)
+                if own is None and keep:
                     own = LayerCache()
-                if own is not None:
-                    own.keep = bool(level.kept) or depth + 1 < len(levels)
-                xs[depth] = block(xs[depth], level.packing, past_key_values=own)
+                xs[depth] = block(xs[depth], Call(level.packing, own, keep=keep))
                 if level.kept and own is not None:
                     kept.append(own.select(torch.tensor(level.kept)))
                 above = own

@@ -10,6 +10,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import BaseModelOutputWithPast
 from transformers.utils import can_return_tuple, logging
 
+from dla.layers.call import Call
 from dla.layers.fused.program import Program, decoded
 from dla.layers.memory import DynamicMemory
 from dla.layers.mixer import LinearMixer
@@ -38,17 +39,11 @@ class DLABlock(GradientCheckpointingLayer):
             self.mlp_norm = RMSNorm(config.hidden_size, config.norm_eps)
             self.mlp = SwiGLU(config.hidden_size, config.intermediate_size)
 
-    def forward(
-        self,
-        hidden: Tensor,
-        packing: Packing,
-        past_key_values: LayerCache | None = None,
-        notes: dict[str, Any] | None = None,
-    ) -> Tensor:
+    def forward(self, hidden: Tensor, call: Call) -> Tensor:
         """[B, T, hidden] -> [B, T, hidden]"""
-        if (next_hidden := decoded(self, hidden, packing, past_key_values, notes)) is not None:
+        if (next_hidden := decoded(self, hidden, call)) is not None:
             return next_hidden
-        hidden = hidden + self.mixer(self.norm(hidden), packing, past_key_values, notes)
+        hidden = hidden + self.mixer(self.norm(hidden), call)
         if self.mlp is not None:
             hidden = hidden + self.mlp(self.mlp_norm(hidden))
         return hidden
@@ -229,7 +224,7 @@ class DLAModel(DLAPreTrainedModel):
         recomputes = self.gradient_checkpointing and self.training
         for i, block in enumerate(self.layers):
             past = None if cache is None else cache.layers[i]
-            x = block(x, packing, past_key_values=past, notes={} if recomputes else None)
+            x = block(x, Call(packing, past, notes={} if recomputes else None))
             steps = [*steps, x] if all_hidden else steps
         if cache is not None:
             cache.advance(packing.time)

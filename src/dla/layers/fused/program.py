@@ -23,8 +23,7 @@ from dla.ops.cpu.binding import Arguments, run
 from dla.ops.problem import OPERANDS, alike, likeness
 
 if TYPE_CHECKING:
-    from dla.layers.mixer import LayerPast
-    from dla.layers.packing import Packing
+    from dla.layers.call import Call, LayerPast
 
 KERNELS = (
     "matmul",
@@ -119,7 +118,6 @@ class Program:
         return (
             past.state is self.state
             and past.tail is self.tail
-            and past.keep
             and self.decoder.fits(self.state)
             and self.memory.options() == self.options
             and x.shape == self.shape
@@ -268,20 +266,20 @@ class Program:
         return o
 
 
-def decoded(
-    block: nn.Module, x: Tensor, packing: "Packing", past: "LayerPast | None", notes: object | None
-) -> Tensor | None:
+def decoded(block: nn.Module, x: Tensor, call: "Call") -> Tensor | None:
     """A block's output for one more token of every sequence, by one call; None where that does not run.
 
     The first token after a prefill goes the usual way, which finds out who can decode it.
     """
-    if past is None or is_compiling() or x.shape[1] != 1 or notes is not None or packing.lengths is not None:
+    past = call.past
+    if past is None or is_compiling() or x.shape[1] != 1 or call.notes is not None or call.packing.lengths is not None:
         return None
     last = getattr(past.state, "decoder", None)
     if last is None or last.program is False:
         return None
     if (
-        torch.is_grad_enabled()
+        not call.keep
+        or torch.is_grad_enabled()
         or block.training
         or type(x) is not Tensor
         or x.dtype != torch.float32
