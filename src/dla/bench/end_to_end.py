@@ -39,7 +39,7 @@ def main(arguments: str) -> None:
     wanted = json.loads(arguments)
     name, contender = wanted["name"], wanted["contender"]
     model = _theirs(name) if contender == THEIRS else random_model(name, contender)
-    ids = torch.randint(0, model.config.vocab_size, (1, wanted["prompt"]))
+    ids = torch.randint(0, preset(name).vocab_size, (1, wanted["prompt"]))
     figures: dict[str, Any] = {"parameters": sum(x.numel() for x in model.parameters())}
     with torch.inference_mode():
         figures["peak extra bytes"] = peak_extra_bytes(lambda: _go(model, ids, wanted["new_tokens"], figures))

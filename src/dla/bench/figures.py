@@ -2,7 +2,7 @@
 
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -43,7 +43,7 @@ def stream_figures() -> dict[str, dict[str, float]]:
     return {name: describe(segment(s.k, s.v, s.g), s.k.shape[3], s.v.shape[3]) for name, s in streams.items()}
 
 
-def _times(required: str, figure: str, calls: dict[str, Callable[[], object]], repeats: int) -> Row:
+def _times(required: str, figure: str, calls: Mapping[str, Callable[[], object]], repeats: int) -> Row:
     """How many times as long the first of the calls takes as the second."""
     seconds = medians(interleaved(calls, repeats))
     above, below, *_ = seconds.values()

@@ -1,10 +1,9 @@
 """`dla bench`."""
 
-from argparse import ArgumentParser, Namespace
+from argparse import ArgumentParser
 from pathlib import Path
-from typing import Any
 
-from dla.commands import given, json_option, runs
+from dla.commands import json_option, runs
 from dla.models.names import NAMED
 
 

@@ -18,24 +18,21 @@ if TYPE_CHECKING:
 WRITTEN, ASKED = "#2a9d8f", "#e9a23b"
 
 
-def draw_memory(
-    path: Path, segmentations: Sequence[Segmentation], written: Tensor, asked: Tensor, title: str, at: int | None = None
-) -> None:
-    """Write a picture: for every layer and head the states alive before token ``at``, and where states were opened.
+def draw_memory(path: Path, segmentations: Sequence[Segmentation], written: Tensor, asked: Tensor, title: str) -> None:
+    """Write a picture: for every layer and head the states alive at the first question, and where states were opened.
 
     segmentations: one a layer, of which the first sequence is shown; written, asked [T] bool: tokens to mark, where
-    answers were written and where they were asked for. at: None takes the first question. Raises ImportError without
-    matplotlib.
+    answers were written and where they were asked for. Raises ImportError without matplotlib.
     """
     from matplotlib.figure import Figure
 
     length = len(written)
-    if at is None:
-        at = int(asked.nonzero()[0]) if bool(asked.any()) else length
+    at = int(asked.nonzero()[0]) if bool(asked.any()) else length
     rows = [(layer, head) for layer, s in enumerate(segmentations) for head in range(s.score.shape[2])]
     figure = Figure(figsize=(12, 1.6 + 0.62 * (len(rows) + 1)), layout="constrained", facecolor="white")
     ax = figure.subplots()
     _strip(ax, written, asked)
+    labels = ["tokens"]
     for row, (layer, head) in enumerate(rows, 1):
         segmentation = segmentations[layer]
         spans = segmentation.spans(0, head, at - 1)
@@ -43,9 +40,9 @@ def draw_memory(
         ax.vlines([a for a, _ in spans], row - 0.3, row + 0.3, color=INK, linewidth=1)
         opened = segmentation.boundary[0, :, head].nonzero()[:, 0].tolist()
         ax.scatter(opened, [row + 0.38] * len(opened), s=7, color=ACCENT, linewidths=0)
+        labels.append(f"layer {layer}, head {head}\n{len(spans)} states")
     ax.axvline(at, color=GRID, linewidth=1, zorder=0)
-    labels = [f"layer {layer}, head {head}\n{_live(segmentations[layer], head, at)} states" for layer, head in rows]
-    ax.set_yticks(range(len(rows) + 1), ["tokens", *labels], fontsize=8)
+    ax.set_yticks(range(len(rows) + 1), labels, fontsize=8)
     ax.set(xlim=(-0.5, length + 0.5), ylim=(len(rows) + 0.6, -0.7), xlabel="token")
     ax.set_title(title, loc="left", fontsize=10)
     ax.spines[["top", "right"]].set_visible(False)
@@ -58,10 +55,6 @@ def draw_memory(
 def _strip(ax: Axes, written: Tensor, asked: Tensor) -> None:
     for mask, colour in ((torch.ones_like(written), GRID), (written, WRITTEN), (asked, ASKED)):
         ax.broken_barh([(t - 0.45, 0.9) for t in mask.nonzero()[:, 0].tolist()], (-0.25, 0.5), facecolors=colour)
-
-
-def _live(segmentation: Segmentation, head: int, at: int) -> int:
-    return len(segmentation.spans(0, head, at - 1))
 
 
 def _legend(ax: Axes, at: int) -> None:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from matplotlib.cm import ScalarMappable
 
 INK, ACCENT, GRID = "#333333", "#d1495b", "#c9ccd1"
+CLOSE_UP = 192  # tokens, the last ones
 
 
 @dataclass(frozen=True)
@@ -57,12 +58,10 @@ def draw(
     boundary: Tensor,
     changes: Tensor,
     tau: float,
-    zoom: tuple[int, int] | None = None,
 ) -> None:
     """Write a picture: the score over time with its threshold, and below it what each partition kept.
 
-    score, boundary, changes: [T], of one head. zoom: the (start, end) of the close-up; None takes the last 192 tokens.
-    Raises ImportError without matplotlib.
+    score, boundary, changes: [T], of one head. Raises ImportError without matplotlib.
     """
     import matplotlib
 
@@ -70,7 +69,7 @@ def draw(
     from matplotlib import pyplot as plt
 
     length = len(score)
-    zoom = (max(0, length - 192), length) if zoom is None else zoom
+    zoom = (max(0, length - CLOSE_UP), length)
     heights = [1.5, 1.5, 0.42 * len(partitions) + 0.3]
     figure, axes = plt.subplots(
         3, 1, figsize=(12, 2.6 + sum(heights)), height_ratios=heights, layout="constrained", facecolor="white"

@@ -93,8 +93,8 @@ def correlated(
     step = torch.sigmoid(normal(batch, length, heads)) if beta else None
     if beta:
         k = F.normalize(k, dim=-1)
-    drawn = (None if x is None else x.to(dtype) for x in (q, k, v, lam, g, step))
-    return Stream(*drawn, changes)  # type: ignore[arg-type]
+    q, k, v, lam, g = (x.to(dtype) for x in (q, k, v, lam, g))
+    return Stream(q, k, v, lam, g, None if step is None else step.to(dtype), changes)
 
 
 @dataclass(frozen=True)

@@ -87,56 +87,12 @@ def dynamic_linear_attention(
         >>> o.shape, int(state.counts.sum())  # every token of both heads is in some state
         (torch.Size([1, 100, 2, 16]), 200)
     """
+    operands = (q, k, v, lam, g, beta, route)
+    options = (tau, capacity, merge, score, slot_order, block, temperature)
     if traced(initial_state, output_final_state, inplace, segmentation):
-        return torch.ops.dla.dynamic(q, k, v, lam, g, beta, route, cu_seqlens, tau, capacity, merge, score, slot_order,
-                                     block, temperature, scale, backend), None  # fmt: skip
-    return eager_dynamic(
-        q, k, v, lam, g, beta, route=route, cu_seqlens=cu_seqlens, tau=tau, capacity=capacity, merge=merge, score=score,
-        slot_order=slot_order, block=block, temperature=temperature, scale=scale, backend=backend,
-        segmentation=segmentation, initial_state=initial_state, output_final_state=output_final_state, inplace=inplace,
-        state_dtype=state_dtype,
-    )  # fmt: skip
-
-
-@eager
-def eager_dynamic(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    lam: Tensor,
-    g: Tensor | None,
-    beta: Tensor | None,
-    *,
-    tau: float,
-    capacity: int | None,
-    merge: Merge,
-    score: Score,
-    slot_order: SlotOrder,
-    block: int | None,
-    route: Tensor | None,
-    temperature: float | None,
-    initial_state: DynamicState | None = None,
-    state_dtype: torch.dtype | None = None,
-    **common: Any,
-) -> tuple[Tensor, DynamicState | None]:
-    """``dynamic_linear_attention`` as plain eager code."""
-    options = ("dynamic", tau, capacity, merge, score, slot_order, block, temperature, state_dtype)
-    if (o := _again(initial_state, (q, k, v, lam, g, beta, route), options, **common)) is not None:
-        return o, initial_state
-    rules = Rules(tau, capacity, merge, score, block)
-    check_rules(rules)
-    check_choice("slot_order", slot_order, SLOT_ORDERS)
-    check_tensor("lam", lam)
-    carries = initial_state is not None or any(common.get(name) for name in ("output_final_state", "inplace"))
-    check_temperature(temperature, carries)
-    check_state_dtype(state_dtype, capacity, initial_state)
-    if state_dtype is None and isinstance(initial_state, DynamicState):  # of another kind: refused by _run
-        state_dtype = initial_state.state_dtype
-    o, state = _run(
-        options, q=q, k=k, v=v, lam=lam, g=g, beta=beta, route=route, rules=rules, slot_order=slot_order,
-        temperature=temperature, initial_state=initial_state, **common,
-    )  # fmt: skip
-    return o, state if state is None or state_dtype is None else state.stored_in(state_dtype)
+        return torch.ops.dla.attend("dynamic", *operands, cu_seqlens, scale, backend, *options), None
+    return attend("dynamic", operands, (*options, state_dtype), scale, cu_seqlens, backend, initial_state,
+                  output_final_state, inplace, segmentation)  # fmt: skip
 
 
 def log_linear_attention(
@@ -165,32 +121,10 @@ def log_linear_attention(
         >>> state.dense().shape  # one matrix a level, of which 100 = 0b1100100 has seven
         torch.Size([1, 2, 7, 16, 16])
     """
+    operands = (q, k, v, lam, g, beta, None)
     if traced(initial_state, output_final_state, inplace):
-        return torch.ops.dla.log_linear(q, k, v, lam, g, beta, cu_seqlens, scale, backend), None
-    return eager_log_linear(
-        q, k, v, lam, g, beta, scale=scale, initial_state=initial_state, output_final_state=output_final_state,
-        inplace=inplace, cu_seqlens=cu_seqlens, backend=backend,
-    )  # fmt: skip
-
-
-@eager
-def eager_log_linear(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    lam: Tensor,
-    g: Tensor | None,
-    beta: Tensor | None,
-    *,
-    initial_state: LogLinearState | None = None,
-    **common: Any,
-) -> tuple[Tensor, LogLinearState | None]:
-    """``log_linear_attention`` as plain eager code."""
-    options = ("log_linear",)
-    if (o := _again(initial_state, (q, k, v, lam, g, beta, None), options, **common)) is not None:
-        return o, initial_state
-    check_tensor("lam", lam)
-    return _run(options, q=q, k=k, v=v, lam=lam, g=g, beta=beta, initial_state=initial_state, **common)
+        return torch.ops.dla.attend("log_linear", *operands, cu_seqlens, scale, backend), None
+    return attend("log_linear", operands, (), scale, cu_seqlens, backend, initial_state, output_final_state, inplace)
 
 
 def linear_attention(
@@ -219,30 +153,10 @@ def linear_attention(
         >>> state.length.item()  # the decoding step went on from the prefill
         101
     """
+    operands = (q, k, v, None, g, beta, None)
     if traced(initial_state, output_final_state, inplace):
-        return torch.ops.dla.linear(q, k, v, g, beta, cu_seqlens, scale, backend), None
-    return eager_linear(
-        q, k, v, g, beta, scale=scale, initial_state=initial_state, output_final_state=output_final_state,
-        inplace=inplace, cu_seqlens=cu_seqlens, backend=backend,
-    )  # fmt: skip
-
-
-@eager
-def eager_linear(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    g: Tensor | None,
-    beta: Tensor | None,
-    *,
-    initial_state: LinearState | None = None,
-    **common: Any,
-) -> tuple[Tensor, LinearState | None]:
-    """``linear_attention`` as plain eager code."""
-    options = ("single",)
-    if (o := _again(initial_state, (q, k, v, None, g, beta, None), options, **common)) is not None:
-        return o, initial_state
-    return _run(options, q=q, k=k, v=v, g=g, beta=beta, initial_state=initial_state, **common)
+        return torch.ops.dla.attend("single", *operands, cu_seqlens, scale, backend), None
+    return attend("single", operands, (), scale, cu_seqlens, backend, initial_state, output_final_state, inplace)
 
 
 @eager
@@ -287,58 +201,48 @@ def traced(state: State | None, wants_state: bool, inplace: bool, given: Segment
     return torch.compiler.is_compiling() and state is None and given is None and not (wants_state or inplace)
 
 
-def _again(
-    state: State | None,
+@eager
+def attend(
+    memory: MemoryKind,
     operands: tuple[Tensor | None, ...],
-    options: tuple[object, ...],
-    *,
-    backend: Backend,
-    scale: float | None,
-    cu_seqlens: Tensor | None,
-    output_final_state: bool = False,
-    inplace: bool = False,
-    segmentation: Segmentation | None = None,
-) -> Tensor | None:
-    """The output of a decoding step in place that is like the last one on its state: nothing is to be checked anew.
-
-    None where it is not, or is the first one.
-    """
-    if not inplace or getattr(state, "decoder", None) is None or segmentation is not None or cu_seqlens is not None:
-        return None
-    return backends.decode_again(state, operands, (*options, scale, backend))
-
-
-def _run(
     options: tuple[Any, ...],
-    *,
-    backend: Backend,
-    cu_seqlens: Tensor | None,
     scale: float | None,
-    initial_state: State | None = None,
-    output_final_state: bool = False,
+    cu_seqlens: Tensor | None,
+    backend: Backend,
+    state: Any = None,
+    wants_state: bool = False,
     inplace: bool = False,
-    segmentation: Segmentation | None = None,
-    **fields: Any,
+    given: Segmentation | None = None,
 ) -> tuple[Tensor, Any]:
-    """What all operators check, put together and return alike; ``options`` are the memory and what is its own."""
-    memory: MemoryKind = options[0]
-    state, wants_state, given = initial_state, output_final_state, segmentation
-    q, k, v, route = (fields.get(name) for name in ("q", "k", "v", "route"))
+    """The operator of a memory as plain eager code. operands: as ``OPERANDS``; options: the dynamic memory's own."""
+    like_options = (memory, *options, scale, backend)
+    repeats = inplace and given is None and cu_seqlens is None
+    if repeats and getattr(state, "decoder", None) is not None:
+        # like the last decoding step on its state, nothing is to be checked anew
+        decoded = backends.decode_again(state, operands, like_options)
+        if decoded is not None:
+            return decoded, state
+    q, k, v, lam, _, _, route = operands
+    fields = dict(zip(OPERANDS, operands, strict=True))
+    own: dict[str, Any] = {}
+    state_dtype = None
+    if memory == "dynamic":
+        own, state_dtype = _dynamic_options(options, lam, state, state is not None or wants_state or inplace)
+    elif memory == "log_linear":
+        check_tensor("lam", lam)
     check_tensor("q", q)
-    check_operands(**{name: fields.get(name) for name in OPERANDS}, cu_seqlens=cu_seqlens)  # type: ignore[arg-type]
+    check_operands(**fields, cu_seqlens=cu_seqlens)  # type: ignore[arg-type]
     assert q is not None and k is not None and v is not None
     check_scale(scale)
     check_inplace(inplace, state)
     layout = Layout.of(k.shape[0], k.shape[1], cu_seqlens)
     check_state(state, KINDS[memory], k, v, layout.sequences)
-    like = None
-    if inplace and given is None and cu_seqlens is None:
-        like = likeness([fields.get(name) for name in OPERANDS], (*options, scale, backend))
+    like = likeness(operands, like_options) if repeats else None
     if route is not None and route.dim() == 1:
         fields["route"] = route.expand(v.shape[:3])
     scale = q.shape[-1] ** -0.5 if scale is None else float(scale)
     problem = Problem(memory=memory, layout=layout, scale=scale, state=state, wants_state=wants_state or inplace,
-                      inplace=inplace, like=like, given=given, **fields)  # fmt: skip
+                      inplace=inplace, like=like, given=given, **fields, **own)  # type: ignore[arg-type] # fmt: skip
     if isinstance(state, DynamicState):
         check_dynamic_state(state, problem.rules.capacity, routed=problem.routed)
     if given is not None:
@@ -346,4 +250,21 @@ def _run(
     o, final = backends.run(problem, backend)
     if not problem.wants_state or final is None:
         return o, None
-    return o, state.assign(final) if inplace and state is not None and final is not state else final
+    final = state.assign(final) if inplace and final is not state else final
+    return o, final if state_dtype is None or not isinstance(final, DynamicState) else final.stored_in(state_dtype)
+
+
+def _dynamic_options(
+    options: tuple[Any, ...], lam: Tensor | None, state: Any, carries_state: bool
+) -> tuple[dict[str, Any], torch.dtype | None]:
+    """What a Problem has of the dynamic memory's options, checked, and what its states are to be held in."""
+    tau, capacity, merge, score, slot_order, block, temperature, state_dtype = options
+    rules = Rules(tau, capacity, merge, score, block)
+    check_rules(rules)
+    check_choice("slot_order", slot_order, SLOT_ORDERS)
+    check_tensor("lam", lam)
+    check_temperature(temperature, carries_state)
+    check_state_dtype(state_dtype, capacity, state)
+    if state_dtype is None and isinstance(state, DynamicState):  # of another kind: refused later
+        state_dtype = state.state_dtype
+    return {"rules": rules, "slot_order": slot_order, "temperature": temperature}, state_dtype

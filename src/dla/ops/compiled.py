@@ -1,11 +1,11 @@
-"""The operators as torch's own, for torch.compile: a call without states is one node of the graph.
+"""The operators as one of torch's own, for torch.compile: a call without states is one node of the graph.
 
-Under torch.compile the public functions call these; what they compute is the same eager code. The backward pass runs
-that code again with gradients: decisions are a function of the inputs alone, and come out the same.
+Under torch.compile the public functions call it; what it computes is the same eager code. The backward pass runs that
+code again with gradients: decisions are a function of the inputs alone, and come out the same.
 """
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -14,79 +14,40 @@ from torch import Tensor
 
 from dla.ops import attention
 
-
-def _run(function: Callable[..., tuple[Tensor, Any]], *inputs: Any, **options: Any) -> Tensor:
-    return function(*inputs, **options)[0]
+TENSORS = slice(1, 9)  # of the arguments of ``attend``: from q to cu_seqlens
 
 
-@torch.library.custom_op("dla::dynamic", mutates_args=())
-def dynamic(
+@torch.library.custom_op("dla::attend", mutates_args=())
+def attend(
+    memory: str,
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    lam: Tensor,
+    lam: Tensor | None,
     g: Tensor | None,
     beta: Tensor | None,
     route: Tensor | None,
     cu_seqlens: Tensor | None,
-    tau: float,
-    capacity: int | None,
-    merge: str,
-    score: str,
-    slot_order: str,
-    block: int | None,
-    temperature: float | None,
     scale: float | None,
     backend: str,
+    tau: float = 0.0,
+    capacity: int | None = None,
+    merge: str = "",
+    score: str = "",
+    slot_order: str = "",
+    block: int | None = None,
+    temperature: float | None = None,
 ) -> Tensor:
-    return _dynamic(q, k, v, lam, g, beta, route, cu_seqlens, tau, capacity, merge, score, slot_order, block,
-                    temperature, scale, backend)  # fmt: skip
+    """The options from ``tau`` on are the dynamic memory's."""
+    options = (scale, backend, tau, capacity, merge, score, slot_order, block, temperature)
+    return _attend(memory, (q, k, v, lam, g, beta, route, cu_seqlens), options)
 
 
-def _dynamic(*given: Any) -> Tensor:
-    q, k, v, lam, g, beta, route, cu_seqlens, *options = given
-    names = ("tau", "capacity", "merge", "score", "slot_order", "block", "temperature", "scale", "backend")
-    chosen = dict(zip(names, options, strict=True))
-    return _run(attention.eager_dynamic, q, k, v, lam, g, beta, route=route, cu_seqlens=cu_seqlens, **chosen)
-
-
-@torch.library.custom_op("dla::log_linear", mutates_args=())
-def log_linear(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    lam: Tensor,
-    g: Tensor | None,
-    beta: Tensor | None,
-    cu_seqlens: Tensor | None,
-    scale: float | None,
-    backend: str,
-) -> Tensor:
-    return _log_linear(q, k, v, lam, g, beta, cu_seqlens, scale, backend)
-
-
-def _log_linear(*given: Any) -> Tensor:
-    *inputs, cu_seqlens, scale, backend = given
-    return _run(attention.eager_log_linear, *inputs, cu_seqlens=cu_seqlens, scale=scale, backend=backend)
-
-
-@torch.library.custom_op("dla::linear", mutates_args=())
-def linear(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    g: Tensor | None,
-    beta: Tensor | None,
-    cu_seqlens: Tensor | None,
-    scale: float | None,
-    backend: str,
-) -> Tensor:
-    return _linear(q, k, v, g, beta, cu_seqlens, scale, backend)
-
-
-def _linear(*given: Any) -> Tensor:
-    *inputs, cu_seqlens, scale, backend = given
-    return _run(attention.eager_linear, *inputs, cu_seqlens=cu_seqlens, scale=scale, backend=backend)
+def _attend(memory: Any, tensors: Sequence[Tensor | None], options: Sequence[Any]) -> Tensor:
+    *operands, cu_seqlens = tensors
+    scale, backend, *own = options
+    own = [*own, None] if memory == "dynamic" else []  # without a state_dtype
+    return attention.attend(memory, tuple(operands), tuple(own), scale, cu_seqlens, backend)[0]
 
 
 @contextmanager
@@ -99,50 +60,42 @@ def _autograd() -> Iterator[None]:
         yield
 
 
-RUN: dict[str, Callable[..., Tensor]] = {"dynamic": _dynamic, "log_linear": _log_linear, "linear": _linear}
-
-
 @torch.library.custom_op("dla::gradients", mutates_args=())
 def gradients(
-    name: str, do: Tensor, inputs: Sequence[Tensor | None], wanted: Sequence[bool], options: str
+    memory: str, do: Tensor, inputs: Sequence[Tensor | None], wanted: Sequence[bool], options: str
 ) -> list[Tensor]:
-    """Of the outputs of operator ``name`` with respect to its wanted inputs; ``options`` are the others, as JSON."""
+    """Of the outputs of ``attend`` with respect to its wanted inputs; ``options`` are the others, as JSON."""
     given = [x if x is None else x.detach().requires_grad_(want) for x, want in zip(inputs, wanted, strict=True)]
     leaves = [x for x, want in zip(given, wanted, strict=True) if want and x is not None]
     with _autograd(), torch.enable_grad():
-        o = RUN[name](*given, *json.loads(options))
+        o = _attend(memory, given, json.loads(options))
         found = torch.autograd.grad(o, leaves, do, allow_unused=True)
     return [torch.zeros_like(x) if d is None else d.clone() for x, d in zip(leaves, found, strict=True)]
 
 
+# What the compiler needs beside the implementations: shapes without numbers, and gradients.
+
+
 @gradients.register_fake
-def _(name: str, do: Tensor, inputs: Sequence[Tensor | None], wanted: Sequence[bool], options: str) -> list[Tensor]:
+def _(memory: str, do: Tensor, inputs: Sequence[Tensor | None], wanted: Sequence[bool], options: str) -> list[Tensor]:
     return [torch.empty_like(x) for x, want in zip(inputs, wanted, strict=True) if want and x is not None]
 
 
-def _complete(operator: Any, name: str, tensors: int) -> None:
-    """What the compiler needs beside the implementation: shapes without numbers, and gradients.
-
-    tensors: how many of the arguments, the first ones, are tensors; the last of these is cu_seqlens.
-    """
-
-    def fake(*given: Any) -> Tensor:
-        v: Tensor = given[2]
-        return torch.empty(v.shape, dtype=v.dtype, device=v.device)
-
-    def setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        ctx.save_for_backward(*inputs[:tensors])
-        ctx.options = json.dumps(inputs[tensors:])
-
-    def backward(ctx: Any, do: Tensor) -> tuple[Tensor | None, ...]:
-        wanted = [*ctx.needs_input_grad[:tensors]]
-        found = iter(gradients(name, do, list(ctx.saved_tensors), wanted, ctx.options))
-        return tuple(next(found) if i < tensors and wanted[i] else None for i in range(len(ctx.needs_input_grad)))
-
-    operator.register_fake(fake)
-    operator.register_autograd(backward, setup_context=setup)
+@attend.register_fake
+def _(memory: str, q: Tensor, k: Tensor, v: Tensor, *others: Any) -> Tensor:
+    return torch.empty(v.shape, dtype=v.dtype, device=v.device)
 
 
-_complete(dynamic, "dynamic", 8)
-_complete(log_linear, "log_linear", 7)
-_complete(linear, "linear", 6)
+def _setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    ctx.memory = inputs[0]
+    ctx.save_for_backward(*inputs[TENSORS])
+    ctx.options = json.dumps(inputs[TENSORS.stop :])
+
+
+def _backward(ctx: Any, do: Tensor) -> tuple[Tensor | None, ...]:
+    wanted = ctx.needs_input_grad
+    found = iter(gradients(ctx.memory, do, list(ctx.saved_tensors), list(wanted[TENSORS]), ctx.options))
+    return tuple(next(found) if want else None for want in wanted)
+
+
+attend.register_autograd(_backward, setup_context=_setup)

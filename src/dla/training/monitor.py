@@ -14,7 +14,6 @@ from dla.jsonl import Line, Writer, read
 
 Record = dict[str, Any]
 LOG = "log.jsonl"
-TIMING = ("seconds", "waited", "tokens_per_second", "memory_bytes", "mfu")  # what differs between runs that are alike
 SCALARS = ("loss", "lr", "grad_norm", "temperature", "tokens_per_second", "memory_bytes", "mfu")
 WAITING = 0.05  # of the time: from there on the console tells how long the run waits for data
 POSITIONS = 10  # most losses by position that the console shows

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from dla.cli import main
 from dla.fingerprint import vocabulary_fingerprint
 from dla.text import ByteTokenizer
 from dla.training.data.build import check, run
@@ -283,12 +284,12 @@ def test_the_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     assert about["median_document"] == 6 and [s["tokens"] for s in about["shards"]] == [10, 9]
     assert check(out) == 0
     assert "longest document  9" in capsys.readouterr().out
-    assert run([str(tmp_path / "0.txt")], out, shard_tokens=10) == 2
+    assert main(["data", "build", str(tmp_path / "0.txt"), str(out), "--shard-tokens", "10"]) == 2
     assert capsys.readouterr().err.startswith(f"dla data: {out} was begun with source=")
     (out / "tokens-00001.bin").write_bytes(b"x" * 18)
-    assert check(out) == 2
+    assert main(["data", "check", str(out)]) == 2
     assert (
         capsys.readouterr().err
         == f"dla data: {out}/tokens-00001.bin is corrupt: its sha256 is not that of index.json\n"
     )
-    assert run([str(tmp_path / "missing")], tmp_path / "new") == 2
+    assert main(["data", "build", str(tmp_path / "missing"), str(tmp_path / "new")]) == 2

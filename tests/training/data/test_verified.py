@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from dla.cli import main
 from dla.text import ByteTokenizer
 from dla.training.data import verified
-from dla.training.data.build import check
 from dla.training.data.shard_index import ends_file, is_shards, token_file
 from dla.training.data.shard_writer import build
 from dla.training.data.shards import Shards
@@ -200,7 +200,7 @@ def test_files_that_change_while_they_are_read(folder: Path, monkeypatch: pytest
 
 def test_dla_data_check_reads_whatever_is_remembered(folder: Path, readings: list[str]) -> None:
     for times in (1, 2):
-        assert check(folder, as_json=True) == 0
+        assert main(["data", "check", str(folder), "--json"]) == 0
         assert len(readings) == times * shard_count(folder)
 
 
@@ -303,7 +303,7 @@ def test_indices_of_another_kind(
     with pytest.raises(ValueError) as refused:
         Shards(folder)
     assert str(refused.value).startswith(f"{folder}/index.json: {said}")
-    assert check(folder) == 2
+    assert main(["data", "check", str(folder)]) == 2
     assert capsys.readouterr().err == f"dla data: {refused.value}\n"
 
 

@@ -43,11 +43,8 @@ def unable(problem: Problem) -> str | None:
 
 def attend(problem: Problem, decided: Decided | None) -> tuple[Tensor, State | None]:
     """The outputs [B, T, H, dv] and, if wanted, the state after the last step."""
-    if problem.memory == "single":
-        return linear(problem)
-    if problem.memory == "log_linear":
-        return log_linear(problem)
-    assert decided is not None
+    if decided is None:
+        return linear(problem) if problem.memory == "single" else log_linear(problem)
     return dynamic(problem, decided)
 
 

@@ -34,12 +34,6 @@ class Spans(Pools):
         self.matrices, self.keys, self.values = (x.to(dtype) for x in (self.matrices, self.keys, self.values))
         self.ground = None
 
-    def _free(self, room: int, used: Tensor) -> Tensor:
-        """Places that nobody uses, of so many."""
-        free = torch.ones(room, dtype=torch.bool, device=used.device)
-        free[used.long()] = False
-        return free.nonzero()[:, 0].int()
-
     def move(self, k: Tensor, g: Tensor | None, beta: Tensor | None) -> None:
         self.ground = None
         if g is not None:
@@ -93,7 +87,7 @@ class Spans(Pools):
 
     def write(self, k: Tensor, v: Tensor, score: Tensor, opens: Tensor, lives: Tensor) -> None:
         heads = lives.flatten().nonzero()[:, 0]
-        row = self._free_rows(len(heads))
+        row = self._free(len(heads), self.places[self._used()], "keys", "values", "coefficient")
         place = self.rows.sum(-1).flatten()[heads]
         if len(place) and int(place.max()) >= self.places.shape[2]:
             more = max(8, self.places.shape[2] // 4)
@@ -111,26 +105,19 @@ class Spans(Pools):
         self.length += lives[:, 0]
         self._fold()
 
-    def _free_rows(self, needed: int) -> Tensor:
-        """So many rows of the pool that nobody uses; it grows if need be."""
-        found = self._free(len(self.keys), self.places[self._used()])[:needed].long()
+    def _free(self, needed: int, used: Tensor, *pool: str) -> Tensor:
+        """So many places of a pool that nobody uses; its tensors grow if need be."""
+        room = len(getattr(self, pool[0]))
+        free = torch.ones(room, dtype=torch.bool, device=used.device)
+        free[used.long()] = False
+        found = free.nonzero()[:needed, 0]
         if len(found) == needed:
             return found
-        more = max(needed - len(found), self.keys.shape[0] // GROWTH)
-        start = self.keys.shape[0]
-        for name in ("keys", "values", "coefficient"):
+        more = max(needed - len(found), room // GROWTH)
+        for name in pool:
             x = getattr(self, name)
             setattr(self, name, torch.cat([x, x.new_zeros(more, *x.shape[1:])]))
-        return torch.cat([found, torch.arange(start, start + needed - len(found), device=found.device)])
-
-    def _free_matrices(self, needed: int) -> Tensor:
-        start = len(self.matrices)
-        found = self._free(start, self._taken()[0])[:needed].long()
-        if len(found) < needed:
-            more = max(needed - len(found), start // GROWTH)
-            self.matrices = torch.cat([self.matrices, self.matrices.new_zeros(more, *self.matrices.shape[1:])])
-            found = torch.cat([found, torch.arange(start, start + needed - len(found), device=found.device)])
-        return found
+        return torch.cat([found, torch.arange(room, room + needed - len(found), device=found.device)])
 
     def _fold(self) -> None:
         """States with too many loose rows take them into their matrix, or get one."""
@@ -140,7 +127,7 @@ class Spans(Pools):
         if not bool(full.any()):
             return
         new = full & ~has
-        self.matrix[new] = self._free_matrices(int(new.sum())).int()
+        self.matrix[new] = self._free(int(new.sum()), self._taken()[0], "matrices").int()
         self.factor[new] = 0
         whose = full.flatten().nonzero()[:, 0]
         into = self.matrix.flatten()[whose].long()

@@ -29,21 +29,14 @@ def run(
     as_json: bool = False,
 ) -> int:
     """Write the documents of sources, one after another, to ``out`` as tokens; the exit code."""
+    given = [Source(path, field=field, subset=subset, split=split) for path in sources]
+    if not given:
+        raise ValueError("no sources were given")
     try:
-        given = [Source(path, field=field, subset=subset, split=split) for path in sources]
-        if not given:
-            raise ValueError("no sources were given")
         key = hashlib.sha256("".join(source_fingerprint(source) for source in given).encode()).hexdigest()
-        shards = build(
-            chain.from_iterable(documents(source) for source in given),
-            out,
-            find_tokenizer(tokenizer),
-            tokenizer_name=tokenizer,
-            source=key,
-            shard_tokens=shard_tokens,
-        )
-    except (ValueError, OSError) as error:
-        return _refused(error)
+        texts = chain.from_iterable(documents(source) for source in given)
+        found = find_tokenizer(tokenizer)
+        shards = build(texts, out, found, tokenizer_name=tokenizer, source=key, shard_tokens=shard_tokens)
     except KeyboardInterrupt:
         print(f"dla data: interrupted; the same command goes on with {out}", file=sys.stderr)
         return 130
@@ -52,11 +45,8 @@ def run(
 
 def check(folder: Path, as_json: bool = False) -> int:
     """Compare all files of a folder of tokens with their sums, and describe it; the exit code."""
-    try:
-        shards = Shards(folder, verified=True)
-        shards.verify()
-    except (ValueError, OSError) as error:
-        return _refused(error)
+    shards = Shards(folder, verified=True)
+    shards.verify()
     return _report(shards, as_json)
 
 
@@ -90,8 +80,3 @@ def _report(shards: Shards, as_json: bool) -> int:
 
 def _text(value: Any) -> str:
     return f"{value:,}" if isinstance(value, int) else f"{value:,.1f}" if isinstance(value, float) else str(value)
-
-
-def _refused(error: Exception) -> int:
-    print(f"dla data: {error}", file=sys.stderr)
-    return 2
