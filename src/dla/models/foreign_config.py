@@ -7,8 +7,9 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from dla.models.config import LARGEST, DLAConfig
+from dla.models.config import DLAConfig
 from dla.report import is_number, shown
+from dla.typed import LARGEST
 
 Config = dict[str, Any]
 Options = dict[str, tuple[str, Any]]  # our name -> theirs and their default, of the type that it must have

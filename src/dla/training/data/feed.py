@@ -6,7 +6,7 @@ import threading
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any, TypeVar
+from typing import Any, TypedDict, TypeVar
 
 import numpy as np
 import torch
@@ -15,12 +15,18 @@ from torch import Tensor
 from dla.models.loss import IGNORED
 from dla.training.data.order import Mixture
 from dla.training.data.shards import Shards
-from dla.training.fields import Fields
+from dla.typed import Natural, convert
 
 Item = TypeVar("Item")
 Position = dict[str, Any]  # where a feed stands, as JSON can hold it
 DOCUMENTS = ("packed", "concatenated")
 LOOKUP = 64  # steps whose sequences are looked up together
+
+
+class StepPosition(TypedDict):
+    """Where a feed stands: steps that it gave."""
+
+    step: Natural
 
 
 class DataError(ValueError):
@@ -152,7 +158,7 @@ class ShardFeed:
 
     def check(self, position: Position) -> None:
         """Refuse a position that is none of this feed's."""
-        Fields(position, "position").integer("step")
+        convert("position", position, StepPosition)
 
     def batches(self, position: Position | None = None) -> Iterator[tuple[list[Micro], Position]]:
         """Endless: this rank's micro-batches of each step, and where the feed stands after them."""

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
+from dla.training.recipe import Recipe
 from dla.training.recipe.schema import SECTIONS, TOP
-from dla.training.recipe.sections import Recipe
-from dla.training.recipe.typed import NONE
+from dla.typed import NONE
 
 
 def write_recipe(recipe: Recipe) -> str:
