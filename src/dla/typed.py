@@ -132,7 +132,7 @@ def describe(wanted: Any, many: bool = False) -> str:
     if origin in (tuple, list):
         number = "" if origin is list or args[-1] is Ellipsis else f"{len(args)} "
         own = "a text or " if is_dataclass(args[0]) and _shorthand(args[0]) else ""
-        return f"{own}a list of {number}{describe(args[0], many=True)}"
+        return f"{own}{'lists' if many else 'a list'} of {number}{describe(args[0], many=True)}"
     return WORDS[dict if is_typeddict(kind) else origin or kind][many]
 
 
@@ -153,25 +153,30 @@ def _member(where: str, value: object, union: Any, none: str) -> Any:
         return None
     if type(value) in kinds:
         return value
-    words = []
+    words, inside = [], []
     for kind in kinds:
         try:
             return convert(where, value, kind)
         except BadValueError as refused:
-            words.append(refused.accepted if refused.where == where else describe(kind))
+            nested = refused.where != where
+            inside += [refused] * nested
+            words.append(describe(kind) if nested else refused.accepted)
+    if len(inside) == 1:  # the value is of this kind, but for something in it
+        raise inside[0]
     accepted = dict.fromkeys(none if word == "None" else word for word in words)  # lists and tuples read the same
     raise BadValueError(where, " or ".join(accepted), value)
 
 
 def _sequence(where: str, value: object, kind: Any) -> Any:
-    """A list or a tuple of one kind of items; where a text may stand for an item, a lone text is a list of one."""
-    item, *rest = get_args(kind)
-    if isinstance(value, str) and is_dataclass(item) and _shorthand(item):
+    """A list or a tuple; where a text may stand for an item, a lone text is a list of one."""
+    args = get_args(kind)
+    if isinstance(value, str) and is_dataclass(args[0]) and _shorthand(args[0]):
         value = [value]
-    fixed = get_origin(kind) is tuple and rest != [Ellipsis]
-    if not isinstance(value, list | tuple) or (fixed and len(value) != 1 + len(rest)):
+    fixed = get_origin(kind) is tuple and args[-1] is not Ellipsis
+    if not isinstance(value, list | tuple) or (fixed and len(value) != len(args)):
         raise BadValueError(where, describe(kind), value)
-    made = [convert(f"{where}[{i}]", each, item) for i, each in enumerate(value)]
+    kinds = args if fixed else args[:1] * len(value)
+    made = [convert(f"{where}[{i}]", each, item) for i, (each, item) in enumerate(zip(value, kinds, strict=True))]
     return tuple(made) if get_origin(kind) is tuple else made
 
 

@@ -204,8 +204,9 @@ def test_values_of_another_kind_are_refused_by_name(name: str, tmp_path: Path) -
 
 @pytest.mark.parametrize("value", [0.5, "2", -1, True, [1, "2"], [0.5], [[1]], {}, 10**400])
 def test_stop_tokens_are_token_ids(value: Any) -> None:
-    said = r"eos_token_id must be an integer (>= 0|<= 2147483647) or a list of integers >= 0 or None, got"
-    with pytest.raises(ValueError, match=said):
+    whole = r"eos_token_id must be an integer (>= 0|<= 2147483647) or a list of integers >= 0 or None, got"
+    item = r"eos_token_id\[\d\] must be an integer >= 0, got"
+    with pytest.raises(ValueError, match=item if value and isinstance(value, list) else whole):
         DLAConfig(eos_token_id=value)
     assert DLAConfig(eos_token_id=[1, 2]).eos_token_id == [1, 2]
     assert DLAConfig(eos_token_id=0).eos_token_id == 0
