@@ -10,10 +10,7 @@ Rounds take turns; ratios are of medians, with the quartiles of the rounds.
 from __future__ import annotations
 
 import argparse
-import json
-import statistics
 import tempfile
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,10 +19,13 @@ import torch
 from torch import Tensor, nn
 from transformers import Mamba2Config, Mamba2ForCausalLM
 
-from dla.bench.figures import machine
+from dla.bench.common import deliver, machine
+from dla.bench.timing import interleaved, medians, ratio
 from dla.layers import Packing
+from dla.layers.call import Call
 from dla.models import DLAForCausalLM
 from dla.models.convert import convert
+from dla.report import table
 
 ROUNDS = 7
 CHUNKS = (64, 256)  # transformers' chunk_size: which is faster depends on the machine
@@ -65,7 +65,7 @@ def mixers(tokens: int, heads: int) -> tuple[dict[str, Callable[[], Tensor]], fl
         for memory in ("single", "log_linear", "dynamic"):
             convert(Path(folder) / "theirs", Path(folder) / memory, memory=memory)
             ours = DLAForCausalLM.from_pretrained(Path(folder) / memory).eval().model.layers[0].mixer
-            calls[memory] = lambda m=ours: m(x, Packing(1, tokens))
+            calls[memory] = lambda m=ours: m(x, Call(Packing(1, tokens)))
             without_projections(ours, projected)
     for model in made.values():
         without_projections(model.backbone.layers[0].mixer, projected)
@@ -85,25 +85,15 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     chosen = parser.parse_args()
     calls, difference = mixers(chosen.tokens, chosen.heads)
-    seconds: dict[str, list[float]] = {name: [] for name in calls}
-    for i in range(ROUNDS + 1):
-        for name, call in calls.items():
-            start = time.perf_counter()
-            call()
-            if i:
-                seconds[name].append(time.perf_counter() - start)
+    seconds = interleaved(calls, ROUNDS)
     rows = []
-    for name, own in seconds.items():
-        ratios = sorted(a / b for a, b in zip(own, seconds["single"], strict=True))
-        low, high = ratios[len(ratios) // 4], ratios[-1 - len(ratios) // 4]
-        rows.append({"mixer": name, "ms": 1e3 * statistics.median(own), "of one state": statistics.median(ratios),
-                     "low": low, "high": high})  # fmt: skip
-        print(f"{name:28} {rows[-1]['ms']:8.1f} ms   {rows[-1]['of one state']:6.2f} ({low:.2f} to {high:.2f})")
-    print(f"{chosen.tokens} tokens, {chosen.heads} heads; outputs differ by {difference:.1e} of the largest")
-    if chosen.json:
-        sizes = {"tokens": chosen.tokens, "heads": chosen.heads}
-        report = {"machine": machine(), **sizes, "difference": difference, "rounds": ROUNDS, "mixers": rows}
-        chosen.json.write_text(json.dumps(report, indent=2) + "\n")
+    for name, median in medians(seconds).items():
+        over = ratio(seconds[name], seconds["single"])
+        rows.append({"mixer": name, "ms": 1e3 * median, "of one state": over.pop("median"), **over})
+    text = f"{chosen.tokens} tokens, {chosen.heads} heads; outputs differ by {difference:.1e} of the largest"
+    sizes = {"tokens": chosen.tokens, "heads": chosen.heads}
+    report = {"machine": machine(), **sizes, "difference": difference, "rounds": ROUNDS, "mixers": rows}
+    deliver(report, f"{table(rows)}\n{text}", chosen.json, as_json=False)
 
 
 if __name__ == "__main__":

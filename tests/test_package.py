@@ -1,7 +1,10 @@
+import ast
 import subprocess
 import sys
 import tomllib
 from pathlib import Path
+
+import pytest
 
 import dla
 
@@ -43,3 +46,31 @@ def test_import_is_light():
     assert runs[0][1] == "[]"
     # The better of two, with room for a busy machine: alone it takes far less than the 0.3 s allowed.
     assert min(float(seconds) for seconds, _ in runs) < 0.3
+
+
+PACKAGE = Path(dla.__file__).parent
+ROOMS = {path.parent.name for path in PACKAGE.glob("*/__init__.py")}
+
+
+def rooms_imported_by(room):
+    """The other folders of the package that the files of one import, at their top or inside functions."""
+    names = set()
+    for path in (PACKAGE / room).rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Import):
+                names |= {alias.name for alias in node.names}
+            elif isinstance(node, ast.ImportFrom):
+                names |= {f"{node.module}.{alias.name}" for alias in node.names}
+                assert node.level == 0, f"{path} imports by a relative name"
+    return {name.split(".")[1] for name in names if name.startswith("dla.")} & ROOMS - {room}
+
+
+@pytest.mark.parametrize("room", ["ops", "layers", "models", "inspect", "training", "lab", "evaluation"])
+def test_nothing_needs_the_benchmarks(room):
+    assert "bench" not in rooms_imported_by(room)
+
+
+def test_the_operators_know_nothing_of_models():
+    assert {"ops", "bench", "lab"} <= ROOMS
+    assert rooms_imported_by("ops") == set()
+    assert rooms_imported_by("bench") >= {"ops", "inspect"}  # the walk does find what is imported

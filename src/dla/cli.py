@@ -352,18 +352,6 @@ def _bench_model_options(benches: Any) -> None:
     loop.add_argument("--length", type=int, default=512, metavar="T", help="tokens each (%(default)s)")
     loop.add_argument("--steps", type=int, default=30, metavar="N", help="to time (%(default)s)")
     loop.set_defaults(run=_bench_loop)
-    trigram = benches.add_parser("trigram", help="a trigram model's loss on a training recipe's data, to compare with")
-    trigram.set_defaults(run=_bench_trigram)
-    context = benches.add_parser("context", help="what a longer context is worth: the same tokens after short and long")
-    context.add_argument("model", metavar="MODEL", help="the folder of a saved model")
-    context.add_argument("source", metavar="SOURCE", help="text, as in a recipe's data.validation")
-    contexts = [128, 256, 512, 1024, 1920]
-    context.add_argument("--contexts", type=int, nargs="+", default=contexts, metavar="T", help="(%(default)s)")
-    context.add_argument("--tokens", type=int, default=128, metavar="N", help="that are predicted (%(default)s)")
-    context.add_argument("--places", type=int, default=256, metavar="N", help="at most (%(default)s)")
-    context.add_argument("--field", default="text", help="the column or key of the text (%(default)s)")
-    context.add_argument("--tokenizer", help="(the model's)")
-    context.set_defaults(run=_bench_context)
     evaluation = benches.add_parser("eval", help="the lm-eval adapter against lm-eval's own, on the same model")
     evaluation.add_argument("--preset", default="mamba2-tiny", help="which model (%(default)s)")
     evaluation.add_argument("--memory", choices=NAMED, default="single", help="of the model (%(default)s)")
@@ -374,11 +362,9 @@ def _bench_model_options(benches: Any) -> None:
     evaluation.add_argument("--rows", type=Path, metavar="FILE", help="HellaSwag's rows, to use as well")
     evaluation.add_argument("--repeats", type=int, default=5, help="rounds to take the median of (%(default)s)")
     evaluation.set_defaults(run=_bench_eval)
-    for parser in (models, decoding, step, loop, trigram, context, evaluation):
+    for parser in (models, decoding, step, loop, evaluation):
         parser.add_argument("--out", type=Path, metavar="FILE", help="write the figures as JSON there")
         parser.add_argument("--json", action="store_true", help="print them as JSON instead of a table")
-    trigram.add_argument("recipe", type=Path, metavar="RECIPE", help="the recipe")
-    trigram.add_argument("overrides", nargs=argparse.REMAINDER, metavar="--KEY VALUE", help="as for `dla train`")
 
 
 def _bench_loop(args: argparse.Namespace) -> int:
@@ -393,22 +379,10 @@ def _bench_eval(args: argparse.Namespace) -> int:
     return run(**_options(args))
 
 
-def _bench_context(args: argparse.Namespace) -> int:
-    from dla.bench.context import run
-
-    return run(**_options(args))
-
-
 def _options(args: argparse.Namespace) -> dict[str, Any]:
     """The options of a command by their names."""
     options = {name: value for name, value in vars(args).items() if name not in ("run", "json")}
     return {**options, "as_json": args.json}
-
-
-def _bench_trigram(args: argparse.Namespace) -> int:
-    from dla.bench.trigram import run
-
-    return run(args.recipe, args.overrides, out=args.out, as_json=args.json)
 
 
 def _bench_models(args: argparse.Namespace) -> int:
@@ -437,7 +411,7 @@ def _bench_figures(args: argparse.Namespace) -> int:
 
 def _bench_ops(args: argparse.Namespace) -> int:
     from dla.bench.ops import run
-    from dla.bench.streams import Shape
+    from dla.inspect.streams import Shape
 
     shape = Shape(args.length, args.heads, args.key_heads, args.dk, args.dv, args.capacity)
     names = ("streams", "rounds", "chunked", "decoded", "trained", "beta", "model", "text", "out")
@@ -468,10 +442,8 @@ def _info(args: argparse.Namespace) -> int:
 
         print(show(as_json=args.json))
         return 0
-    from dla.models.config import check_saved
     from dla.models.info import run
 
-    check_saved(args.model)
     return run(args.model, context=args.context, memories=args.memory, as_json=args.json)
 
 

@@ -100,13 +100,13 @@ def decoder(tokenizer: Any) -> Decoder:
     return ByteDecoder() if isinstance(tokenizer, ByteTokenizer) else TransformersDecoder(tokenizer)
 
 
-def load_tokenizer(name: str | PathLike[str] | None, vocab_size: int) -> Any:
+def load_tokenizer(name: str | PathLike[str] | None, vocab_size: int = ENDLESS) -> Any:
     """The tokenizer of a name, for a model of ``vocab_size`` tokens.
 
     Args:
         name: "bytes" or None: bytes. A folder: the transformers tokenizer in it; one without the files of a tokenizer
-            stands for bytes if the vocabulary has just these, and is refused else. Any other name: a tokenizer of the
-            Hugging Face hub.
+            stands for bytes if the vocabulary has just these, and is refused else. A file: a tokenizer.json. Any other
+            name: a tokenizer of the Hugging Face hub.
         vocab_size: of the model.
 
     Returns:
@@ -120,7 +120,7 @@ def load_tokenizer(name: str | PathLike[str] | None, vocab_size: int) -> Any:
     if not _holds_tokenizer(Path(name)):
         _check_bytes(f"{name} has no tokenizer files", vocab_size)
         return ByteTokenizer()
-    tokenizer = _load_transformers(str(name))
+    tokenizer = _load_transformers(Path(name), str(name))
     if len(tokenizer) > vocab_size:
         raise ValueError(f"the tokenizer {name} has {len(tokenizer)} tokens, but vocab_size is {vocab_size}")
     return tokenizer
@@ -160,22 +160,37 @@ def _check_bytes(why: str, vocab_size: int) -> None:
         raise ValueError(f"{why}; bytes are guessed for a vocabulary of 256 alone{size}: give --tokenizer ({ways})")
 
 
-def _load_transformers(name: str) -> Any:
+def _load_transformers(path: Path, name: str) -> Any:
     try:
-        from transformers import AutoTokenizer
+        from transformers import AutoTokenizer, GPT2TokenizerFast, PreTrainedTokenizerFast
     except ImportError as e:
         raise ValueError(f"the tokenizer {name} needs the transformers library: pip install transformers") from e
     try:
-        tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=False)  # not even if somebody says yes
+        if path.is_file():
+            tokenizer = PreTrainedTokenizerFast(tokenizer_file=name)
+        elif (path / "merges.txt").is_file() and not [*path.glob("*config.json"), *path.glob("tokenizer.json")]:
+            tokenizer = GPT2TokenizerFast.from_pretrained(name)  # without a config.json AutoTokenizer cannot know that
+        else:
+            tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=False)  # not even if somebody says yes
         tokenizer.encode("a")  # settings that it cannot work with show here
         return tokenizer
     except (KeyboardInterrupt, SystemExit):
         raise
     except BaseException as e:  # plain exceptions of the tokenizers library, and panics, which are not even those
-        raise ValueError(f"no tokenizer could be loaded from {name}: {_first_line(e)}") from e
+        raise ValueError(f"no tokenizer could be loaded from {name}: {first_line(e)}") from e
 
 
-def _first_line(error: BaseException) -> str:
+def without_escapes(text: str) -> str:
+    """The text with bytes that are no character (surrogate escapes), which bytes alone can take, replaced."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return text.encode("utf-8", errors="surrogateescape").decode("utf-8", errors="replace")
+    return text
+
+
+def first_line(error: BaseException) -> str:
+    """Of what an error says, or else its kind."""
     return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 

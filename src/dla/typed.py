@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from functools import cache
-from math import inf
+from math import inf, isfinite
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, NotRequired, Union, get_args, get_origin, get_type_hints, is_typeddict
 
@@ -56,6 +56,7 @@ Count = Annotated[int, Limit("an integer >= 1", lambda x: x >= 1)]
 Size = Annotated[Count, SIZED]
 OpenSize = Annotated[Natural, SIZED]  # 0: it is left open, or there is none
 Seed = Annotated[Natural, Limit("an integer below 2^63", lambda x: x < 2**63)]
+Finite = Annotated[float, Limit("a finite number", isfinite)]
 Positive = Annotated[float, Limit("a finite number > 0", lambda x: 0 < x < inf)]
 NotNegative = Annotated[float, Limit("a finite number >= 0", lambda x: 0 <= x < inf)]
 Share = Annotated[float, Limit("a number from 0 to 1", lambda x: 0 <= x <= 1)]

@@ -10,8 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from lm_eval.api.instance import Instance
 from lm_eval.api.registry import get_model
 from lm_eval.models.huggingface import HFLM
@@ -19,11 +17,10 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import Mamba2Config, Mamba2ForCausalLM, PreTrainedTokenizerFast
 
 from dla.bench import evaluation as bench
-from dla.evaluation import reading
 from dla.evaluation.adapter import DLALM
-from dla.evaluation.reading import Node, measure, plan
-from dla.evaluation.request_cache import RequestCache, model_fingerprint
-from dla.models import DLAForCausalLM
+from dla.evaluation.request_cache import RequestCache
+from dla.fingerprint import model_fingerprint
+from dla.models import DLAForCausalLM, continuations
 from dla.models.convert import convert
 from dla.text import ByteTokenizer
 from tests.models.common import make
@@ -253,7 +250,7 @@ def test_logits_in_pieces(tokenizer: PreTrainedTokenizerFast, monkeypatch: pytes
     model = tiny("mamba2-single")
     requests = random_requests(4)
     expected = ours(model, tokenizer)._loglikelihood_tokens(requests)
-    monkeypatch.setattr(reading, "LOGITS", 3 * VOCABULARY)
+    monkeypatch.setattr(continuations, "LOGITS", 3 * VOCABULARY)
     made = []
     model.lm_head.register_forward_hook(lambda _, inputs, out: made.append(out.numel()))
     close(ours(model, tokenizer)._loglikelihood_tokens(requests), expected, 1e-12)
@@ -554,24 +551,6 @@ def test_nothing_asked() -> None:
     assert (lm.loglikelihood([]), lm.loglikelihood_rolling([]), lm.generate_until([])) == ([], [], [])
 
 
-@given(
-    st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=12), min_size=1, max_size=12),
-    st.integers(0, 4),
-    st.integers(1, 9),
-)
-def test_a_plan_holds_the_sequences(sequences: list[list[int]], fork: int, longest: int) -> None:
-    ends = plan(sequences, fork, longest)
-    for sequence, end in zip(sequences, ends, strict=True):
-        path: list[Node] = list(end.path())[::-1]
-        assert [x for node in path for x in node.tokens[node.start : node.end]] == sequence
-        assert all(1 <= node.end - node.start <= longest for node in path)
-    roots = measure(ends)
-    assert sum(root.size for root in roots) <= sum(map(len, sequences))
-    if fork == 0:  # every prefix once
-        prefixes = {tuple(x[:n]) for x in sequences for n in range(1, len(x) + 1)}
-        assert sum(root.size for root in roots) == len(prefixes)
-
-
 def test_the_benchmark(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rows = tmp_path / "rows.jsonl"
     row = {"ctx": "A man is sitting on a roof. he", "endings": ["is using wrap.", "starts pulling up roofing."]}
@@ -585,5 +564,5 @@ def test_the_benchmark(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
     assert real["token ratio"] > 1
     assert all(x["largest difference"] < 1e-4 and x["ratio"] > 0 for x in report["rows"])
     rows.write_text('{"text": "no endings"}\n')
-    assert bench.run(rows=rows) == 2
-    assert "ctx" in capsys.readouterr().err
+    with pytest.raises(ValueError, match="ctx"):
+        bench.run(rows=rows)

@@ -30,7 +30,7 @@ def test_json_holds_the_figures(tmp_path, capsys):
     figures = json.loads(capsys.readouterr().out)
     assert figures["stream"]["seed"] == 3
     rows = {row["partition"]: row for row in figures["partitions"]}
-    assert all(rows[rule]["states"] <= 6 for rule in demo.RULES)
+    assert all(rows[rule]["states"] <= 6 for rule in demo.MERGES)
     assert rows["fixed blocks"]["states"] == 6
     fenwick = rows["Fenwick (Log-Linear)"]["states"]
     assert fenwick == rows["fixed, as many as Fenwick"]["states"] == bin(159).count("1") + 1

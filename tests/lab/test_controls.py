@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from dla.lab.controls import CONTROLS, RoutedLevels, levels, use_routed_levels
+from dla.layers.call import Call
 from dla.models import DLAConfig, DLAForCausalLM
 from tests.ops.common import assert_close
 
@@ -41,7 +42,7 @@ def test_routing_by_hand():
     memory = RoutedLevels(4, 1, 4).double()
     x = torch.randn(1, T, 4, dtype=torch.float64)
     q, k, v = torch.randn(3, 1, T, 1, d, dtype=torch.float64)
-    found, _ = memory(x, Operands(q, k, v), Packing(1, T))
+    found = memory(x, Operands(q, k, v), Call(Packing(1, T)))
     lam, rho = memory.slots(x)[0, :, 0], torch.nn.functional.softplus(memory.sharpness).item()
     for t in range(T):
         expected = torch.zeros(d, dtype=torch.float64)

@@ -6,6 +6,7 @@ import torch
 from dla.lab.controls import control
 from dla.lab.probe import ProbedMemory
 from dla.layers import Operands, Packing
+from dla.layers.call import Call
 from dla.layers.memory import DynamicMemory
 from dla.models import DLAConfig, DLAForCausalLM
 from tests.ops.common import assert_close
@@ -88,7 +89,7 @@ def test_features_by_hand(normalise):
         seen = torch.stack([torch.tensor(float(b - a)).log(), density, torch.tensor(float(t + 2 - b)).log()])
         return rho * (cosine(operands, t, a, b) - 1) + (made.factors[0] * seen.double()).sum()
 
-    output, _ = made(x, operands, Packing(1, 12))
+    output = made(x, operands, Call(Packing(1, 12)))
     assert_close(output[0, :, 0], by_hand(made, x, operands, fit), 1e-6)
 
 
@@ -115,19 +116,19 @@ def test_own_erasure_by_hand():
             states.append(torch.zeros(3, 3, dtype=torch.float64))
         states[-1] = states[-1] + step * torch.outer(key, value)
         outputs.append(sum(lam[t, i] * (operands.q[0, t, 0] @ S) for i, S in enumerate(states)))
-    output, _ = made(x, operands, Packing(1, 12))
+    output = made(x, operands, Call(Packing(1, 12)))
     assert_close(output[0, :, 0], torch.stack(outputs), 1e-9)
 
 
 def test_tau_follows_the_rate():
     made, x, operands = memory({"rate": 0.25}, heads=2)
     for _ in range(200):
-        made(x, operands, Packing(1, 12))
+        made(x, operands, Call(Packing(1, 12)))
     made.eval()
     trained = made.tau.clone()
     rate = made.decide(operands).boundary.double().mean((0, 1))
     assert ((rate - 0.25).abs() < 0.1).all()
-    made(x, operands, Packing(1, 12))
+    made(x, operands, Call(Packing(1, 12)))
     assert torch.equal(made.tau, trained)
 
 
@@ -149,7 +150,7 @@ def test_tau_is_learned_through_the_soft_gate():
     made.temperature = 0.3
 
     def loss():
-        out, _ = made(x, operands, Packing(1, 12))
+        out = made(x, operands, Call(Packing(1, 12)))
         return (out * torch.linspace(-1, 1, out.numel(), dtype=out.dtype).view_as(out)).sum()
 
     (gradient,) = torch.autograd.grad(loss(), made.tau)

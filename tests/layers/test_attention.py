@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from dla.layers import Attention, KVState, Packing
+from dla.layers.call import Call
 from tests.ops.common import assert_close
 
 HIDDEN, HEADS, DIM, THETA = 12, 6, 8, 500000.0
@@ -59,7 +60,7 @@ def double_by_default() -> Any:
 def test_rows(key_heads: int) -> None:
     layer = make_attention(key_heads)
     x = torch.randn(2, 19, HIDDEN)
-    y = layer(x, Packing(2, 19))
+    y = layer(x, Call(Packing(2, 19)))
     for i in range(2):
         assert_close(y[i], by_hand(layer, x[i]), 1e-12)
 
@@ -77,7 +78,7 @@ def test_packed_and_carried(key_heads: int) -> None:
         rows = len(set(lengths)) == 1
         shape = (4, lengths[0]) if rows else (1, sum(lengths))
         x = torch.randn(*shape, HIDDEN)
-        y = layer(x, Packing(*shape, None if rows else lengths), past)
+        y = layer(x, Call(Packing(*shape, None if rows else lengths), past))
         for i, (own, got) in enumerate(zip(*(t if rows else t[0].split(lengths) for t in (x, y)), strict=True)):
             inputs[i].append(own)
             outputs[i].append(got)
@@ -92,9 +93,9 @@ def test_first_call_without_tokens() -> None:
     """A pack of nothing, and rows that begin later."""
     layer = make_attention(2)
     past: Any = SimpleNamespace(state=None, tail=None)
-    assert layer(torch.randn(1, 0, HIDDEN), Packing(1, 0, (0, 0)), past).shape == (1, 0, HIDDEN)
+    assert layer(torch.randn(1, 0, HIDDEN), Call(Packing(1, 0, (0, 0)), past)).shape == (1, 0, HIDDEN)
     x = torch.randn(2, 5, HIDDEN)
-    y = layer(x, Packing(2, 5), past)
+    y = layer(x, Call(Packing(2, 5), past))
     for i in range(2):
         assert_close(y[i], by_hand(layer, x[i]), 1e-12)
 
@@ -119,7 +120,7 @@ def test_equals_llama() -> None:
     position = torch.arange(30)[None]
     mask = torch.full((30, 30), float("-inf")).triu(1)[None, None]
     expected, _ = theirs(x, llama.LlamaRotaryEmbedding(config)(x, position), mask)
-    assert_close(mine(x, Packing(2, 30)), expected, 3e-6)
+    assert_close(mine(x, Call(Packing(2, 30))), expected, 3e-6)
 
 
 def test_gradients_reach_keys_and_values_behind_a_past() -> None:
@@ -127,16 +128,16 @@ def test_gradients_reach_keys_and_values_behind_a_past() -> None:
     layer = make_attention(2)
     past: Any = SimpleNamespace(state=None, tail=None)
     with torch.no_grad():
-        layer(torch.randn(2, 5, HIDDEN), Packing(2, 5), past)
+        layer(torch.randn(2, 5, HIDDEN), Call(Packing(2, 5), past))
     x, weight = torch.randn(2, 4, HIDDEN), torch.randn(2, 4, HIDDEN)
     before = past.state.clone()
-    (layer(x, Packing(2, 4), past) * weight).sum().backward()
+    (layer(x, Call(Packing(2, 4), past)) * weight).sum().backward()
 
     def value(name: str, step: Tensor) -> float:
         with torch.no_grad():
             layer.get_parameter(name).add_(step)
             again: Any = SimpleNamespace(state=before.clone(), tail=None)
-            result = (layer(x, Packing(2, 4), again) * weight).sum().item()
+            result = (layer(x, Call(Packing(2, 4), again)) * weight).sum().item()
             layer.get_parameter(name).sub_(step)
         return result
 

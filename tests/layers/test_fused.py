@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from dla.layers import GatedRMSNorm, Mamba2, Packing, RMSNorm, SingleMemory, SlotWeights, SwiGLU
+from dla.layers.call import Call
 from dla.layers.conv import ShortConv
 from dla.layers.fused import (
     conv_silu,
@@ -302,7 +303,7 @@ def test_time_step(level: str) -> None:
 def test_a_whole_mixer() -> None:
     """Mamba-2 with everything in it, beside torch in float64."""
     mixer = Mamba2(32, SingleMemory(), heads=2, key_heads=1, head_k_dim=8, head_v_dim=16)
-    compare_modules(mixer, lambda m, x: m(x, Packing(3, 50)), [torch.randn(3, 50, 32)])
+    compare_modules(mixer, lambda m, x: m(x, Call(Packing(3, 50))), [torch.randn(3, 50, 32)])
 
 
 @pytest.mark.parametrize("time", [0, 1])
@@ -310,7 +311,7 @@ def test_a_mixer_of_no_tokens_or_one(time: int, monkeypatch: pytest.MonkeyPatch)
     mixer, x = Mamba2(32, SingleMemory(), heads=2, key_heads=1, head_k_dim=8, head_v_dim=16), torch.randn(1, time, 32)
     for fewest in (0, 2048):
         monkeypatch.setattr("dla.layers.fused.when.FEWEST", fewest)
-        assert mixer(x, Packing(1, time, (time,))).shape == x.shape
+        assert mixer(x, Call(Packing(1, time, (time,)))).shape == x.shape
 
 
 def test_unit_vectors(level: str) -> None:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from dla.layers import GatedDeltaNet, Packing, SingleMemory
+from dla.layers.call import Call
 from tests.ops.common import assert_close
 from tests.ops.oracles import _qwen
 
@@ -74,12 +75,12 @@ def test_equals_qwen3_next(T: int, heads: int, key_heads: int) -> None:
     mixer = make_mixer(heads, key_heads)
     x = torch.randn(2, T, HIDDEN)
     expected = qwen_layer(mixer)(x)
-    assert_close(mixer(x, Packing(2, T)), expected, FLOAT32)
-    assert_close(mixer.double()(x.double(), Packing(2, T)), expected, FLOAT32)
+    assert_close(mixer(x, Call(Packing(2, T))), expected, FLOAT32)
+    assert_close(mixer.double()(x.double(), Call(Packing(2, T))), expected, FLOAT32)
     if T > 3:
         other = x.clone()
         other[:, 1] += 1
-        assert (mixer(other.double(), Packing(2, T))[:, -1] - expected[:, -1]).abs().max() > 100 * FLOAT32
+        assert (mixer(other.double(), Call(Packing(2, T)))[:, -1] - expected[:, -1]).abs().max() > 100 * FLOAT32
 
 
 def test_gradients_equal_those_of_qwen3_next() -> None:
@@ -88,7 +89,7 @@ def test_gradients_equal_those_of_qwen3_next() -> None:
     x = torch.randn(2, 40, HIDDEN)
     weight = torch.randn(2, 40, HIDDEN)
     mine, theirs = x.clone().requires_grad_(), x.clone().requires_grad_()
-    (mixer(mine, Packing(2, 40)) * weight).sum().backward()
+    (mixer(mine, Call(Packing(2, 40))) * weight).sum().backward()
     (layer(theirs) * weight).sum().backward()
     assert mine.grad is not None
     assert theirs.grad is not None

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from dla.layers import Mamba2, Packing, SingleMemory
+from dla.layers.call import Call
 from tests.ops.common import assert_close
 
 HIDDEN = 10
@@ -81,11 +82,11 @@ def test_recurrence(options: dict[str, Any]) -> None:
     mixer = make_mixer(**options)
     x = torch.randn(2, 70, HIDDEN, dtype=torch.float64)
     expected = torch.stack([torch.from_numpy(by_hand(mixer, row.numpy())) for row in x])
-    assert_close(mixer(x, Packing(2, 70)), expected, 1e-10)
+    assert_close(mixer(x, Call(Packing(2, 70))), expected, 1e-10)
     # the recurrence is felt: its first token counts at the end
     other = x.clone()
     other[:, 2] += 1
-    assert (mixer(other, Packing(2, 70))[:, -1] - expected[:, -1]).abs().max() > 1e-6
+    assert (mixer(other, Call(Packing(2, 70)))[:, -1] - expected[:, -1]).abs().max() > 1e-6
 
 
 @pytest.mark.parametrize("options", CASES.values(), ids=list(CASES))
@@ -109,9 +110,9 @@ def test_carried_state_and_packing(options: dict[str, Any]) -> None:
     mixer = make_mixer(**options)
     lengths, more = (9, 0, 14), (3, 5, 0)
     x, y = (torch.randn(1, sum(n), HIDDEN, dtype=torch.float64) for n in (lengths, more))
-    past: Any = SimpleNamespace(state=None, tail=None, keep=True)
-    first = mixer(x, Packing(1, 23, lengths), past).split(lengths, 1)
-    second = mixer(y, Packing(1, 8, more), past).split(more, 1)
+    past: Any = SimpleNamespace(state=None, tail=None)
+    first = mixer(x, Call(Packing(1, 23, lengths), past)).split(lengths, 1)
+    second = mixer(y, Call(Packing(1, 8, more), past)).split(more, 1)
     for a, b, c, d in zip(x.split(lengths, 1), y.split(more, 1), first, second, strict=True):
         expected = torch.from_numpy(by_hand(mixer, torch.cat([a, b], 1)[0].numpy()))
         assert_close(torch.cat([c, d], 1)[0], expected, 1e-10)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from itertools import pairwise
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,7 @@ from dla.layers import (
     SlotWeights,
 )
 from dla.layers import memory as memory_module
+from dla.layers.call import Call
 from dla.ops import dynamic_linear_attention, log_linear_attention, segment
 from tests.ops.common import assert_close, make_inputs
 
@@ -143,11 +145,12 @@ def dynamic_by_hand(made: Operands, lam: np.ndarray, capacity: int, tau: float, 
 def test_dynamic(slot_order: str, width: int, routed: bool) -> None:
     memory = dynamic(slot_order=slot_order, width=width, routed=routed)
     x, made = layer_input(), operands()
-    o, state = memory(x, made, Packing(2, 40), keep=True)
+    past: Any = SimpleNamespace(state=None, tail=None)
+    o = memory(x, made, Call(Packing(2, 40), past))
     lam = memory.slots(x).numpy()
     expected = dynamic_by_hand(made, lam, 3, 0.6, slot_order == "recency", 4.0 if routed else 0.0)
     assert_close(o, torch.from_numpy(expected), 1e-7 if routed else 1e-10)  # the sharpness starts in float32
-    assert state.counts.sum(-1).eq(40).all()
+    assert past.state.counts.sum(-1).eq(40).all()
     rate = segment(made.k, made.v, made.g, made.beta).boundary.double().mean()
     assert 0.1 < rate < 0.9  # both kinds of tokens were there
 
@@ -157,7 +160,7 @@ def test_log_linear() -> None:
     memory = enlivened(LogLinearMemory(HIDDEN, HEADS, 4))
     x, made = layer_input(20), operands(20, "decay")
     assert made.g is not None
-    o, _ = memory(x, made, Packing(2, 20))
+    o = memory(x, made, Call(Packing(2, 20)))
     lam, decay = memory.slots(x), made.g.cumsum(1)
     expected = torch.zeros_like(o)
     for t in range(20):
@@ -173,14 +176,14 @@ def test_log_linear() -> None:
 def test_options_reach_the_operator(options: dict[str, Any]) -> None:
     memory = dynamic(**options)
     x, made = layer_input(), operands()
-    o, _ = memory(x, made, Packing(2, 40))
+    o = memory(x, made, Call(Packing(2, 40)))
     route = torch.nn.functional.softplus(memory.sharpness) if memory.sharpness is not None else None
     expected, _ = dynamic_linear_attention(
         **vars(made), lam=memory.slots(x), **memory.rules, route=route, backend="reference"
     )
     assert_close(o, expected, 1e-10)
     if options:
-        assert (o - dynamic()(x, made, Packing(2, 40))[0]).abs().max() > 1e-3
+        assert (o - dynamic()(x, made, Call(Packing(2, 40)))).abs().max() > 1e-3
 
 
 @torch.no_grad()
@@ -191,12 +194,12 @@ def test_sharpness_by_token() -> None:
     x, made = layer_input(), operands()
     plain = DynamicMemory(HIDDEN, HEADS, width=5, routed=True, **RULES).double()
     plain.load_state_dict({name: z for name, z in memory.state_dict().items() if name != "sharpness_map"})
-    before, _ = memory(x, made, Packing(2, 40))
-    assert_close(before, plain(x, made, Packing(2, 40))[0], 1e-12)
+    before = memory(x, made, Call(Packing(2, 40)))
+    assert_close(before, plain(x, made, Call(Packing(2, 40))), 1e-12)
     assert memory.sharpness_map is not None and memory.sharpness is not None
     memory.sharpness_map.normal_()
     route = F.softplus(memory.sharpness + x @ memory.sharpness_map.T)
-    o, _ = memory(x, made, Packing(2, 40))
+    o = memory(x, made, Call(Packing(2, 40)))
     assert_close(o, dynamic_linear_attention(**vars(made), lam=memory.slots(x), **RULES, route=route)[0], 1e-12)
     assert (o - before).abs().max() > 1e-3
 
@@ -236,7 +239,7 @@ def test_slot_weights_of_one(kind: str) -> None:
         assert memory.slots.bias is not None
         memory.slots.bias.fill_(math.log(math.e - 1))  # in float64
     made = operands()
-    o, _ = memory(layer_input(), made, Packing(2, 40))
+    o = memory(layer_input(), made, Call(Packing(2, 40)))
     one = torch.ones(2, 40, HEADS, 1, dtype=torch.float64)
     assert_close(o, log_linear_attention(**vars(made), lam=one, backend="reference")[0], 1e-10)
 
@@ -250,13 +253,14 @@ def test_state_is_carried(kind: str) -> None:
     if kind in ("dynamic", "routed", "unbounded"):
         memory = dynamic(routed=kind == "routed", capacity=None if kind == "unbounded" else 3)
     x, made = layer_input(), operands()
-    expected, nothing = memory(x, made, Packing(2, 40))
-    assert nothing is None
-    parts, state, start = [], None, 0
+    expected = memory(x, made, Call(Packing(2, 40)))
+    past: Any = SimpleNamespace(state=None, tail=None)
+    assert_close(memory(x, made, Call(Packing(2, 40), past, keep=False)), expected, 1e-10)
+    assert past.state is None
+    parts, start = [], 0
     for end in (13, 14, 30, 40):
         part = Operands(**{n: t[:, start:end] for n, t in vars(made).items() if n != "scale"}, scale=made.scale)
-        o, state = memory(x[:, start:end], part, Packing(2, end - start), state, True)
-        parts.append(o)
+        parts.append(memory(x[:, start:end], part, Call(Packing(2, end - start), past)))
         start = end
     assert_close(torch.cat(parts, 1), expected, 1e-10)
 
@@ -278,10 +282,10 @@ def test_sharpness_near_zero_is_no_routing() -> None:
     plain, routed = dynamic(), dynamic(routed=True)
     routed.slots.load_state_dict(plain.slots.state_dict())
     x, made = layer_input(), operands()
-    expected = plain(x, made, Packing(2, 40))[0]
-    assert (routed(x, made, Packing(2, 40))[0] - expected).abs().max() > 1e-2
+    expected = plain(x, made, Call(Packing(2, 40)))
+    assert (routed(x, made, Call(Packing(2, 40))) - expected).abs().max() > 1e-2
     routed.sharpness.fill_(-60.0)
-    assert_close(routed(x, made, Packing(2, 40))[0], expected, 1e-10)
+    assert_close(routed(x, made, Call(Packing(2, 40))), expected, 1e-10)
 
 
 # --- the soft gate ---------------------------------------------------------------------------------------------------
@@ -290,13 +294,13 @@ def test_sharpness_near_zero_is_no_routing() -> None:
 def test_soft_gate_only_while_training() -> None:
     soft, hard = dynamic(temperature=0.3), dynamic()
     x, made = layer_input(), operands()
-    assert_close(soft(x, made, Packing(2, 40))[0], hard(x, made, Packing(2, 40))[0], 0)
+    assert_close(soft(x, made, Call(Packing(2, 40))), hard(x, made, Call(Packing(2, 40))), 0)
     soft.train()
     hard.train()
     assert soft.soft
     assert not hard.soft
-    o, _ = soft(x, made, Packing(2, 40))
-    assert (o - hard(x, made, Packing(2, 40))[0]).abs().max() > 1e-2
+    o = soft(x, made, Call(Packing(2, 40)))
+    assert (o - hard(x, made, Call(Packing(2, 40)))).abs().max() > 1e-2
     expected, _ = dynamic_linear_attention(
         **vars(made), lam=soft.slots(x), **soft.rules, temperature=0.3, backend="reference"
     )
@@ -335,7 +339,7 @@ def test_recomputation_follows_the_first_pass(
     def run(y: Tensor, notes: dict[str, Any]) -> Tensor:
         passes.append(1)
         changed = Operands(**{**vars(made), "v": made.v if len(passes) == 1 else made.v.flip(1)})
-        return memory(y, changed, Packing(2, 40), notes=notes)[0]
+        return memory(y, changed, Call(Packing(2, 40), notes=notes))
 
     options = {} if reentrant else {"determinism_check": "none"}
     checkpoint(run, x, {}, use_reentrant=reentrant, **options).sum().backward()
@@ -350,10 +354,10 @@ def test_recomputation_follows_the_first_pass(
 def test_noted_decisions_change_nothing() -> None:
     memory = dynamic()
     x, made = layer_input(), operands()
-    assert_close(memory(x, made, Packing(2, 40), notes={})[0], memory(x, made, Packing(2, 40))[0], 1e-12)
+    assert_close(memory(x, made, Call(Packing(2, 40), notes={})), memory(x, made, Call(Packing(2, 40))), 1e-12)
     packing = Packing(1, 40, (11, 0, 29))
     packed = Operands(**{n: t[:1] for n, t in vars(made).items() if n != "scale"})
-    assert_close(memory(x[:1], packed, packing, notes={})[0], memory(x[:1], packed, packing)[0], 1e-12)
+    assert_close(memory(x[:1], packed, Call(packing, notes={})), memory(x[:1], packed, Call(packing)), 1e-12)
 
 
 def test_each_call_has_its_own_notes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -361,5 +365,5 @@ def test_each_call_has_its_own_notes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory_module, "segment", segmented)
     memory = dynamic()
     for seed in (0, 1):
-        memory(layer_input(), operands(seed=seed), Packing(2, 40), notes={})
+        memory(layer_input(), operands(seed=seed), Call(Packing(2, 40), notes={}))
     assert len(segmented.calls) == 2

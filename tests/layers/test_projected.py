@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dla.layers import DeltaNet, GatedDeltaNet, Linear, Packing, SingleMemory
+from dla.layers.call import Call
 from dla.layers.projected import ProjectedMixer
 from tests.ops import oracles
 from tests.ops.common import assert_close
@@ -89,10 +90,10 @@ def test_layer(backbone: str, case: str) -> None:
     mixer = make_mixer(backbone, **CASES[case])
     x = torch.randn(2, 50, HIDDEN)
     expected = by_hand(mixer, x, 2.0 if case == "large steps" else 1.0)
-    assert_close(mixer(x, Packing(2, 50)), expected, FLOAT32)
+    assert_close(mixer(x, Call(Packing(2, 50))), expected, FLOAT32)
     other = x.clone()
     other[:, 1] += 1
-    assert (mixer(other, Packing(2, 50))[:, -1] - expected[:, -1]).abs().max() > 30 * FLOAT32
+    assert (mixer(other, Call(Packing(2, 50)))[:, -1] - expected[:, -1]).abs().max() > 30 * FLOAT32
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -118,4 +119,4 @@ def test_map_starts_as_the_identity(backbone: str) -> None:
     plain = MIXERS[backbone](HIDDEN, SingleMemory(), **sizes)
     plain.load_state_dict({n: p for n, p in learned.state_dict().items() if not n.startswith("feature_map")})
     x = torch.randn(1, 20, HIDDEN)
-    assert_close(learned(x, Packing(1, 20)), plain(x, Packing(1, 20)), 1e-6)
+    assert_close(learned(x, Call(Packing(1, 20))), plain(x, Call(Packing(1, 20))), 1e-6)

@@ -20,6 +20,8 @@ from torch import Tensor
 from transformers import DynamicCache
 from transformers.utils import logging
 
+from dla.layers.call import Call
+from dla.layers.packing import Packing
 from dla.models import DLACache, DLAForCausalLM
 from dla.models.cache import LayerCache
 from tests.models.common import difference, greedy, greedy_by_hand, logits, make, stream, tokens
@@ -132,9 +134,10 @@ def test_a_last_call_leaves_no_state(kind: str, length: int) -> None:
     model, ids = make(kind), tokens(2, 9 + length)
     past = model(ids[:, :9], use_cache=True).past_key_values
     last = past.clone()
-    for layer in last.layers:
-        layer.keep = False
-    found = model(ids[:, 9:], past_key_values=last).logits
+    x, packing = model.model.embed(ids[:, 9:]), Packing(2, length)
+    for block, layer in zip(model.model.layers, last.layers, strict=True):
+        x = block(x, Call(packing, layer, keep=False))
+    found = model.lm_head(model.model.norm(x))
     assert_close(found, model(ids[:, 9:], past_key_values=past.clone()).logits, 1e-10)
     if length > 1 and kind != "softmax":
         assert all(layer.state is None for layer in last.layers)

@@ -17,7 +17,7 @@ from transformers import Mamba2Config, Mamba2ForCausalLM
 
 from dla.models import DLAConfig, DLAForCausalLM
 from dla.models.convert import convert, from_dla, run, to_dla, upgrade
-from dla.models.foreign_config import expand_v
+from dla.models.convert.configs import expand_v
 from tests.models.foreign import (
     Tensors,
     fla_config,
@@ -312,17 +312,17 @@ def test_memory_that_is_there_already_stays(tmp_path: Path) -> None:
         ({"ssm_cfg": {"d_ssm": 16}}, "d_ssm=16.*32"),
         ({"ssm_cfg": {"new_trick": 1}}, "new_trick"),
         ({"ssm_cfg": {"headdim": 5}}, "headdim=5"),
-        ({"ssm_cfg": {"headdim": 0}}, "headdim must be at least 1, got 0"),
-        ({"ssm_cfg": {"dt_limit": "ab"}}, "dt_limit must be two numbers, got 'ab'"),
+        ({"ssm_cfg": {"headdim": 0}}, "headdim must be an integer >= 1, got 0"),
+        ({"ssm_cfg": {"dt_limit": "ab"}}, "dt_limit must be a list of 2 numbers, got 'ab'"),
         ({"rms_norm": False}, "rms_norm=False"),
         ({"attn_layer_idx": [1]}, "attn_layer_idx"),
-        ({"d_model": 10**10}, "d_model must be at most 2147483647, got 10000000000"),
+        ({"d_model": 10**10}, "d_model must be an integer <= 2147483647, got 10000000000"),
         ({"d_model": 10**9}, "matrices of hidden_size=1000000000 times"),
-        ({"d_model": 10**400}, "d_model must be at most 2147483647, got an integer that is too large"),
-        ({"ssm_cfg": {"dt_limit": [0, 10**400]}}, "dt_limit must be two numbers"),
-        ({"ssm_cfg": {"dt_limit": [True, 2.0]}}, "dt_limit must be two numbers"),
-        ({"d_model": "wide"}, "d_model must be of type int, got 'wide'"),
-        ({"tie_embeddings": 1}, "tie_embeddings must be of type bool, got 1"),
+        ({"d_model": 10**400}, "d_model must be an integer <= 2147483647, got an integer that is too large"),
+        ({"ssm_cfg": {"dt_limit": [0, 10**400]}}, r"dt_limit\[1] must be a number, got an integer that is too large"),
+        ({"ssm_cfg": {"dt_limit": [True, 2.0]}}, r"dt_limit\[0] must be a number, got True"),
+        ({"d_model": "wide"}, "d_model must be an integer >= 1, got 'wide'"),
+        ({"tie_embeddings": 1}, "tie_embeddings must be true or false, got 1"),
         ({"n_layer": 3}, "3 layers, the weights have 2"),
         ({"n_layer": 1}, "has 1 layers, the weights have 2"),
         ({"model_type": "llama"}, "model_type='llama' cannot be converted"),
@@ -344,14 +344,14 @@ def test_state_spaces_options_we_do_not_have(tmp_path: Path, changes: dict[str, 
         ({"attnres_block_size": 4}, "attnres_block_size=4"),
         ({"hidden_act": "powlu"}, "hidden_act='powlu'"),
         ({"expand_v": 1.3}, "expand_v=1.3"),
-        ({"expand_v": float("inf")}, "expand_v must be of type float, got inf"),
-        ({"expand_v": 10**400}, "expand_v must be of type float, got an integer that is too large"),
-        ({"hidden_ratio": float("inf")}, "hidden_ratio must be of type float, got inf"),
-        ({"eos_token_id": 0.5}, "eos_token_id must be an integer >= 0, a list of them or None, got 0.5"),
-        ({"pad_token_id": "x"}, "pad_token_id must be int or None"),
+        ({"expand_v": float("inf")}, "expand_v must be a finite number, got inf"),
+        ({"expand_v": 10**400}, "expand_v must be a finite number, got an integer that is too large"),
+        ({"hidden_ratio": float("inf")}, "hidden_ratio must be a finite number, got inf"),
+        ({"eos_token_id": 0.5}, "eos_token_id must be an integer >= 0 or a list of integers >= 0 or None, got 0.5"),
+        ({"pad_token_id": "x"}, "pad_token_id must be an integer >= 0 or None"),
         ({"num_v_heads": 3}, "num_key_heads=2 must divide num_heads=3"),
-        ({"num_v_heads": 0}, "num_v_heads must be at least 1"),
-        ({"intermediate_size": -1}, "intermediate_size must be at least 1"),
+        ({"num_v_heads": 0}, "num_v_heads must be an integer >= 1"),
+        ({"intermediate_size": -1}, "intermediate_size must be an integer >= 1"),
     ],
 )
 def test_fla_options_we_do_not_have(changes: dict[str, Any], said: str) -> None:
@@ -655,7 +655,7 @@ def test_sharded_weights(tmp_path: Path, write: Callable[..., Any], kind: str) -
 def test_large_weights_are_sharded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_fla(tmp_path / "theirs")
     convert(tmp_path / "theirs", tmp_path / "whole")
-    monkeypatch.setattr("dla.models.checkpoint.SHARD_BYTES", 20_000)
+    monkeypatch.setattr("dla.models.convert.files.SHARD_BYTES", 20_000)
     convert(tmp_path / "theirs", tmp_path / "ours")
     shards = sorted((tmp_path / "ours").glob("model-*.safetensors"))
     assert len(shards) > 3 and not (tmp_path / "ours" / "model.safetensors").exists()

@@ -11,7 +11,7 @@ import torch
 
 from dla.cli import main
 from dla.models import DLACache, DLAForCausalLM
-from dla.models import generate as generate_module
+from dla.models import load as load_module
 from dla.models.generate import Sampling, read, run, stop_tokens, tokens
 from dla.models.info import cache_bytes
 from dla.models.presets import preset
@@ -203,14 +203,14 @@ def test_presets_say_that_they_are_random(capsys):
 
 def test_half_precision_is_checked_first(folder, capsys, monkeypatch):
     checked = []
-    monkeypatch.setattr(generate_module, "ensure_half_precision", checked.append)
+    monkeypatch.setattr(load_module, "ensure_half_precision", checked.append)
     assert as_json(capsys, folder, dtype="bfloat16", max_new_tokens=3)["dtype"] == "bfloat16"
     assert checked == [torch.bfloat16]
 
     def broken(dtype):
         raise RuntimeError("use float32")
 
-    monkeypatch.setattr(generate_module, "ensure_half_precision", broken)
+    monkeypatch.setattr(load_module, "ensure_half_precision", broken)
     assert run(model=folder, prompt="a", dtype="bfloat16") == 2
     assert capsys.readouterr().err == "dla generate: use float32\n"
 
@@ -285,10 +285,10 @@ def test_a_context_that_does_not_fit_the_budget(folder, tmp_path, capsys):
     ("change", "said"),
     [
         ({"eos_token_id": 0.5}, "eos_token_id must be an integer >= 0"),
-        ({"hidden_size": "wide"}, "hidden_size must be int, got 'wide'"),
-        ({"num_heads": -4}, "num_heads must be an integer >= 1, got -4"),
-        ({"tau": [0.6]}, "tau must be float"),
-        ({"routed": 1}, "routed must be bool, got 1"),
+        ({"hidden_size": "wide"}, "hidden_size must be an integer >= 1, got 'wide'"),
+        ({"num_heads": -4}, "num_heads must be an integer >= 0, got -4"),
+        ({"tau": [0.6]}, "tau must be a finite number >= 0, got [0.6]"),
+        ({"routed": 1}, "routed must be true or false, got 1"),
         ({"dtype": "nn"}, "dtype must be that of a tensor"),
         ({"layers": {"a": 1}}, "layers must be a list of"),
         ({"kinds": 5}, "kinds cannot be an option"),

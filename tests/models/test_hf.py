@@ -18,6 +18,8 @@ from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, Trainer, T
 from transformers.utils import logging
 
 from dla.layers import memory as memory_module
+from dla.layers.call import Call
+from dla.layers.packing import Packing
 from dla.machine import ensure_half_precision
 from dla.models import DLACache, DLAConfig, DLAForCausalLM, DLAModel
 from tests.models.common import COMBOS, KINDS, VARIANTS, VOCAB, config, difference, logits, make, stream, tokens
@@ -474,7 +476,7 @@ def test_hidden_states(kind: str) -> None:
     assert_close(base.last_hidden_state, out.hidden_states[-1], 0)
     block = model.model.layers[0]
     alone = model.model(ids[:1], output_hidden_states=True).hidden_states
-    assert_close(block(alone[0], memory_module.Packing(1, 9)), alone[1], 1e-12)
+    assert_close(block(alone[0], Call(Packing(1, 9))), alone[1], 1e-12)
     assert model(ids).hidden_states is None
     model.config.output_hidden_states = True
     assert len(model(ids).hidden_states) == len(model.model.layers) + 1

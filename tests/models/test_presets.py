@@ -1,13 +1,10 @@
 """Presets against counts made by hand, from the published shapes and not from the model."""
 
-import json
-
 import pytest
 import torch
 
 from dla.models import DLAForCausalLM
-from dla.models.config import DLAConfig
-from dla.models.presets import PRESETS, find_config, preset
+from dla.models.presets import PRESETS, preset
 
 LINEAR = [name for name in PRESETS if not name.startswith("transformer")]
 SMALL = [name for name in PRESETS if name.endswith(("-tiny", "-mini"))]
@@ -138,24 +135,3 @@ def test_unknown_names():
 def test_transformers_have_no_memory(memory):
     with pytest.raises(ValueError, match="needs a linear backbone"):
         preset("transformer-tiny", memory=memory)
-
-
-def test_a_name_or_a_folder(tmp_path):
-    assert find_config("gdn-tiny", "dynamic").memory == "dynamic"
-    assert find_config("gdn-tiny").memory == "single"
-    preset("gdn-tiny", memory="log_linear", hidden_size=64).save_pretrained(tmp_path)
-    found = find_config(str(tmp_path))
-    assert isinstance(found, DLAConfig)
-    assert (found.memory, found.hidden_size) == ("log_linear", 64)
-    with pytest.raises(ValueError, match='made with memory="log_linear"'):
-        find_config(str(tmp_path), "dynamic")
-    with pytest.raises(ValueError, match="is not a folder"):
-        find_config(str(tmp_path / "nothing"))
-
-
-def test_folders_of_something_else(tmp_path):
-    with pytest.raises(ValueError, match=r"has no config\.json"):
-        find_config(str(tmp_path))
-    (tmp_path / "config.json").write_text(json.dumps({"model_type": "mamba2"}))
-    with pytest.raises(ValueError, match="holds a model of type 'mamba2'"):
-        find_config(str(tmp_path))

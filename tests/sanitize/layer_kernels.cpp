@@ -18,6 +18,7 @@ int64_t dla_softplus_back(const SoftplusArgs *);
 int64_t dla_step(const StepArgs *);
 int64_t dla_step_back(const StepArgs *);
 int64_t dla_entropy(const EntropyArgs *);
+int64_t dla_program(const ProgramArgs *);
 }
 
 namespace {
@@ -129,6 +130,43 @@ const Test gates("layers: gates, softplus and time steps", [](Draw &draw) {
         expect(dla_step(&t) == 0 && dla_step_back(&t) == 0, "a time step was refused");
         t.parts = 0;
         expect(dla_step_back(&t), "no parts were not");
+    }
+});
+
+// Of one token a sequence: a linear map, the convolution, a function, and what cannot be.
+const Test program("layers: programs", [](Draw &draw) {
+    for (int i = 0; i < ROUNDS; ++i) {
+        Arrays arrays{draw};
+        LinearArgs l{};
+        l.rows = draw.whole(0, 9), l.out = draw.whole(1, 200), l.in = draw.whole(1, 700), l.threads = draw.whole(1, 4);
+        l.x_row = l.in + draw.whole(0, 3), l.plus_row = l.out + draw.whole(0, 3);
+        l.x = arrays.rows(l.rows, l.in, l.x_row), l.weight = arrays.of(l.out * l.in), l.y = arrays.of(l.rows * l.out);
+        if (draw.chance(0.5)) l.bias = arrays.of(l.out);
+        if (draw.chance(0.5)) l.plus = arrays.rows(l.rows, l.out, l.plus_row);
+        NextArgs n{};
+        n.sequences = l.rows, n.channels = l.out, n.size = draw.whole(2, 4), n.x_row = l.out;
+        n.tail_row = n.channels + draw.whole(0, 5), n.tail_sequence = (n.size - 1) * n.tail_row;
+        n.x = l.y, n.weight = arrays.of(n.channels * n.size), n.bias = draw.chance(0.5) ? arrays.of(n.channels) : nullptr;
+        n.tail = arrays.of(n.sequences * n.tail_sequence), n.y = arrays.of(n.sequences * n.channels);
+        MapArgs m{};
+        m.rows = draw.whole(0, 4), m.size = draw.whole(1, 40), m.each = draw.whole(1, 5);
+        m.function = (Function)draw.whole(0, 3), m.scale = 2, m.x_row = draw.chance(0.5) ? 0 : m.size + draw.whole(0, 3);
+        m.x = m.x_row ? arrays.rows(m.rows, m.size, m.x_row) : arrays.of(m.size), m.y = arrays.of(m.rows * m.size * m.each);
+        Piece pieces[] = {{Kernel::linear, &l}, {Kernel::next, &n}, {Kernel::map, &m}};
+        const ProgramArgs p{3, pieces};
+        expect(dla_program(&p) == 0, "a program was refused");
+        l.x_row = l.in - 1;
+        expect(dla_program(&p), "rows that overlap were not");
+        l.x_row = l.in, n.size = draw.chance(0.5) ? 1 : 5;
+        expect(dla_program(&p), "a window that no kernel has was not");
+        n.size = 3, n.tail_sequence = 2 * n.tail_row - 1 - (n.tail_row - n.channels);
+        expect(dla_program(&p), "tails that overlap were not");
+        n.size = 2, n.tail_sequence = n.tail_row, m.function = (Function)4;
+        expect(dla_program(&p), "an unknown function was not");
+        m.function = Function::same, pieces[1].kernel = (Kernel)9;
+        expect(dla_program(&p), "an unknown kernel was not");
+        pieces[1] = {Kernel::next, nullptr};
+        expect(dla_program(&p), "a piece without arguments was not");
     }
 });
 

@@ -1,16 +1,14 @@
 """`dla bench decoding`: time and memory of a token far into a context, for the memories of one model."""
 
-import json
-import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from dla.models import DLACache, DLAForCausalLM, preset
+from dla.bench.common import Row, deliver, random_model, say
+from dla.models import DLACache, DLAForCausalLM
 from dla.models.config import MEMORIES
 from dla.report import table
 
@@ -19,26 +17,20 @@ PIECE = 4096  # tokens read at a time on the way to a context
 
 def run(name: str, *, contexts: Sequence[int], tokens: int, out: Path | None = None, as_json: bool = False) -> int:
     """Decode ``tokens`` tokens from every context with every memory, print times and cache sizes; the exit code."""
-    models = {}
-    for memory in MEMORIES:
-        torch.manual_seed(0)
-        models[memory] = DLAForCausalLM(preset(name, memory=memory)).eval()
+    models = {memory: random_model(name, memory) for memory in MEMORIES}
     vocabulary = models["single"].config.vocab_size
     stream = torch.randint(0, vocabulary, (1, max(contexts) + tokens), generator=torch.Generator().manual_seed(1))
     caches: dict[str, DLACache | None] = dict.fromkeys(models)
-    rows: list[dict[str, Any]] = []
+    rows: list[Row] = []
     for context in sorted(contexts):
-        row: dict[str, Any] = {"context": context}
+        row: Row = {"context": context}
         for memory, model in models.items():
             with torch.inference_mode():
                 milliseconds, caches[memory], most = _measure(model, caches[memory], stream, context, tokens)
             row |= {f"{memory} ms": milliseconds, f"{memory} bytes": most}
         rows.append(row)
-        print(f"context {context} done", file=sys.stderr, flush=True)
-    report = {"preset": name, "tokens": tokens, "rows": rows}
-    if out is not None:
-        out.write_text(json.dumps(report, indent=2) + "\n")
-    print(json.dumps(report, indent=2) if as_json else table(rows))
+        say(f"context {context} done")
+    deliver({"preset": name, "tokens": tokens, "rows": rows}, table(rows), out, as_json)
     return 0
 
 

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from dla.bench.figures import machine
+from dla.bench.common import machine
 from dla.bench.timing import peak_extra_bytes
 from dla.inspect.observe import observe
 from dla.machine import keep_freed_memory

@@ -9,9 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from dla.bench.common import deliver, random_model, say
 from dla.bench.timing import in_new_process, peak_extra_bytes
 from dla.models import DLACache, DLAForCausalLM, preset
-from dla.models.config import MEMORIES, DLAConfig
+from dla.models.config import MEMORIES
 from dla.report import table
 
 THEIRS = "transformers"
@@ -27,22 +28,18 @@ def run(name: str, *, prompt: int, new_tokens: int, out: Path | None = None, as_
     for contender in contenders:
         arguments = {"name": name, "contender": contender, "prompt": prompt, "new_tokens": new_tokens}
         rows.append({"model": contender, **in_new_process("dla.bench.end_to_end", **arguments)})
-        print(f"{contender}: {rows[-1]['seconds']:.1f} s", file=sys.stderr, flush=True)
+        say(f"{contender}: {rows[-1]['seconds']:.1f} s")
     report = {"preset": name, "prompt": prompt, "new tokens": new_tokens, "dtype": "float32", "rows": rows}
-    if out is not None:
-        out.write_text(json.dumps(report, indent=2) + "\n")
-    print(json.dumps(report, indent=2) if as_json else table(rows))
+    deliver(report, table(rows), out, as_json)
     return 0
 
 
 def main(arguments: str) -> None:
     """One contender: builds it, reads the prompt, decodes greedily, prints the figures."""
     wanted = json.loads(arguments)
-    torch.manual_seed(0)
-    config = preset(wanted["name"], memory="single" if wanted["contender"] == THEIRS else wanted["contender"])
-    model = _theirs(config) if wanted["contender"] == THEIRS else DLAForCausalLM(config)
-    model.eval()
-    ids = torch.randint(0, config.vocab_size, (1, wanted["prompt"]))
+    name, contender = wanted["name"], wanted["contender"]
+    model = _theirs(name) if contender == THEIRS else random_model(name, contender)
+    ids = torch.randint(0, model.config.vocab_size, (1, wanted["prompt"]))
     figures: dict[str, Any] = {"parameters": sum(x.numel() for x in model.parameters())}
     with torch.inference_mode():
         figures["peak extra bytes"] = peak_extra_bytes(lambda: _go(model, ids, wanted["new_tokens"], figures))
@@ -64,10 +61,11 @@ def _go(model: nn.Module, ids: Tensor, new_tokens: int, figures: dict[str, Any])
     figures["cache bytes"] = cache.nbytes if isinstance(cache, DLACache) else _their_bytes(cache)
 
 
-def _theirs(config: DLAConfig) -> nn.Module:
+def _theirs(name: str) -> nn.Module:
     """transformers' Mamba-2 of the same sizes."""
     from transformers import Mamba2Config, Mamba2ForCausalLM
 
+    config = preset(name)
     sizes = Mamba2Config(
         vocab_size=config.vocab_size,
         hidden_size=config.hidden_size,
@@ -80,7 +78,8 @@ def _theirs(config: DLAConfig) -> nn.Module:
         tie_word_embeddings=config.tie_word_embeddings,
         chunk_size=CHUNK,
     )
-    return Mamba2ForCausalLM(sizes)
+    torch.manual_seed(0)
+    return Mamba2ForCausalLM(sizes).eval()
 
 
 def _their_bytes(cache: Any) -> int:

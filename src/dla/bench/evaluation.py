@@ -7,16 +7,17 @@ padding bring. The most it can be is the ratio of the tokens they read.
 import gzip
 import json
 import logging
-import statistics
-import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
-from dla.models import DLAForCausalLM, preset
+from dla.bench.common import deliver, random_model, say
+from dla.bench.timing import interleaved, medians
+from dla.models import DLAForCausalLM
 from dla.report import table
 from dla.text import ByteTokenizer
 
@@ -45,24 +46,17 @@ def run(
         repeats: rounds, after one that does not count; the medians are taken.
     """
     if repeats < 1:
-        print(f"dla bench eval: repeats must be at least 1, got {repeats}", file=sys.stderr)
-        return 2
-    try:
-        asked = {"made up": made_up(requests, context, ending, endings)}
-        if rows is not None:
-            asked[rows.name] = from_file(rows, requests)
-        model = _model(preset, memory)
-    except (ValueError, OSError) as error:
-        print(f"dla bench eval: {error}", file=sys.stderr)
-        return 2
+        raise ValueError(f"repeats must be at least 1, got {repeats}")
+    asked = {"made up": made_up(requests, context, ending, endings)}
+    if rows is not None:
+        asked[rows.name] = from_file(rows, requests)
+    model = random_model(preset, memory)
     found = []
     for name, some in asked.items():
         found.append({"requests": name, **compare(model, some, repeats)})
-        print(f"{name}: {found[-1]['ratio']:.2f} times as fast", file=sys.stderr, flush=True)
+        say(f"{name}: {found[-1]['ratio']:.2f} times as fast")
     report = {"preset": preset, "memory": memory, "threads": torch.get_num_threads(), "rows": found}
-    if out is not None:
-        out.write_text(json.dumps(report, indent=2) + "\n")
-    print(json.dumps(report, indent=2) if as_json else table(found))
+    deliver(report, table(found), out, as_json)
     return 0
 
 
@@ -110,7 +104,9 @@ def compare(model: DLAForCausalLM, requests: Sequence[Request], repeats: int) ->
     answers = [call() for call in calls.values()]  # the round that does not count
     tokens = ours.reader.tokens_read
     theirs = sum(len(context) + len(continuation) - 1 for _, context, continuation in requests)
-    seconds, busy = _medians(calls, repeats)
+    # beside wall-clock seconds the process's own: where others use the machine, those hold still
+    times = interleaved(calls, repeats, warmup=0, clock=lambda: np.array([time.perf_counter(), time.process_time()]))
+    seconds, busy = (medians({name: [x[i] for x in found] for name, found in times.items()}) for i in range(2))
     best = min((name for name in calls if name != "DLALM"), key=seconds.__getitem__)
     return {
         "DLALM tokens": tokens,
@@ -123,22 +119,6 @@ def compare(model: DLAForCausalLM, requests: Sequence[Request], repeats: int) ->
         "CPU ratio": busy[best] / busy["DLALM"],
         "largest difference": max(abs(a[0] - b[0]) for a, b in zip(answers[0], answers[1], strict=True)),
     }
-
-
-def _medians(calls: dict[str, Callable[[], Any]], repeats: int) -> tuple[dict[str, float], dict[str, float]]:
-    """Of wall-clock seconds and of the process's own, over rounds of all calls.
-
-    On a machine that others use as well the second holds still where the first does not.
-    """
-    clocks = (time.perf_counter, time.process_time)
-    times: dict[str, list[tuple[float, ...]]] = {name: [] for name in calls}
-    for _ in range(repeats):
-        for name, call in calls.items():
-            start = [clock() for clock in clocks]
-            call()
-            times[name].append(tuple(clock() - at for clock, at in zip(clocks, start, strict=True)))
-    wall, busy = ({name: statistics.median(x[i] for x in some) for name, some in times.items()} for i in range(2))
-    return wall, busy
 
 
 def _theirs(model: DLAForCausalLM, batch_size: int, requests: Sequence[Request]) -> Callable[[], Any]:
@@ -156,8 +136,3 @@ def _tokenizer() -> Any:
 
     words = Tokenizer(models.WordLevel({"<eos>": 0}, unk_token="<eos>"))
     return PreTrainedTokenizerFast(tokenizer_object=words, eos_token="<eos>", pad_token="<eos>")
-
-
-def _model(name: str, memory: str) -> DLAForCausalLM:
-    torch.manual_seed(0)
-    return DLAForCausalLM(preset(name, memory=memory)).eval()

@@ -1,7 +1,6 @@
 """`dla bench figures`: the operators' speed and memory, as ratios measured in one run, against what is required."""
 
 import json
-import platform
 import sys
 from collections.abc import Callable
 from functools import partial
@@ -11,14 +10,15 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from dla.bench.streams import Stream, correlated, describe
-from dla.bench.timing import in_new_process, median_seconds
-from dla.ops import dynamic_linear_attention, linear_attention, log_linear_attention, segment
-from dla.ops.cpu import library
+from dla.bench.common import Row, deliver, held_to, machine, say
+from dla.bench.timing import in_new_process, interleaved, medians, peak_extra_bytes
+from dla.inspect.figures import describe
+from dla.inspect.streams import Stream, correlated
+from dla.ops import segment
 from dla.report import table
 
-Row = dict[str, Any]
 HEADS: dict[str, Any] = {"heads": 4, "dk": 64, "dv": 64}
+MANY_HEADS: dict[str, Any] = {"heads": 48, "key_heads": 1, "dk": 128, "dv": 64, "length": 4096}
 
 
 def run(out: Path | None, *, repeats: int, as_json: bool = False) -> int:
@@ -28,41 +28,26 @@ def run(out: Path | None, *, repeats: int, as_json: bool = False) -> int:
         for row in measure(repeats):
             rows.append(row)
             if not as_json:
-                print(f"{row['figure']}: {row['value']:.2f} (required {row['required']})", file=sys.stderr, flush=True)
+                say(f"{row['figure']}: {row['value']:.2f} (required {row['required']})")
     report = {"machine": machine(), "stream": stream_figures(), "figures": rows}
-    if out is not None:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        out.write_text(json.dumps(report, indent=2) + "\n")
     shown = [{name: row[name] for name in ("figure", "value", "required", "holds")} for row in rows]
-    print(json.dumps(report, indent=2) if as_json else table(shown))
+    deliver(report, table(shown), out, as_json)
     return 0 if all(row["holds"] for row in rows) else 1
-
-
-def machine() -> dict[str, Any]:
-    return {
-        "threads": torch.get_num_threads(),
-        "torch": torch.__version__,
-        "instructions": torch.backends.cpu.get_cpu_capability(),
-        "compiled scan": library.missing() is None,
-        "machine": platform.machine(),
-    }
 
 
 def stream_figures() -> dict[str, dict[str, float]]:
     """What the streams of the figures look like to the memory."""
-    figures = {}
-    for length in (8192, 16384, 65536):
-        s = correlated(0, length=length, **HEADS)
-        figures[f"T={length}, H=4, 64x64"] = describe(segment(s.k, s.v, s.g), 64, 64)
-    s = correlated(0, length=4096, heads=48, key_heads=1, dk=128, dv=64)
-    figures["T=4096, H=48, one key head, 128x64"] = describe(segment(s.k, s.v, s.g), 128, 64)
-    return figures
+    sizes = {f"T={length}, H=4, 64x64": {**HEADS, "length": length} for length in (8192, 16384, 65536)}
+    sizes["T=4096, H=48, one key head, 128x64"] = MANY_HEADS
+    streams = {name: correlated(0, **size) for name, size in sizes.items()}
+    return {name: describe(segment(s.k, s.v, s.g), s.k.shape[3], s.v.shape[3]) for name, s in streams.items()}
 
 
-def _row(figure: str, value: float, required: str, seconds: dict[str, float] | None = None) -> Row:
-    sign, bound = required.split()[:2]
-    holds = value >= float(bound) if sign == ">=" else value <= float(bound)
-    return {"figure": figure, "value": value, "required": required, "holds": holds, "seconds": seconds}
+def _times(required: str, figure: str, calls: dict[str, Callable[[], object]], repeats: int) -> Row:
+    """How many times as long the first of the calls takes as the second."""
+    seconds = medians(interleaved(calls, repeats))
+    above, below, *_ = seconds.values()
+    return held_to(required, figure, above / below, seconds=seconds)
 
 
 @torch.no_grad()
@@ -70,17 +55,11 @@ def softmax(repeats: int) -> list[Row]:
     """The dynamic operator against torch's causal attention, T = 16384."""
     s = correlated(0, length=16384, **HEADS)
     q, k, v = (x.transpose(1, 2) for x in (s.q, s.k, s.v))
-    seconds = median_seconds(
-        {
-            "sdpa": lambda: F.scaled_dot_product_attention(q, k, v, is_causal=True),
-            "dynamic": lambda: dynamic_linear_attention(s.q, s.k, s.v, s.lam, s.g),
-            "log_linear": lambda: log_linear_attention(s.q, s.k, s.v, s.lam, s.g),
-            "single": lambda: linear_attention(s.q, s.k, s.v, s.g),
-        },
-        repeats=repeats,
-    )
-    name = "causal SDPA / dynamic, T=16384"
-    return [_row(name, seconds["sdpa"] / seconds["dynamic"], ">= 1 x", seconds)]
+    calls: dict[str, Callable[[], object]] = {
+        "sdpa": partial(F.scaled_dot_product_attention, q, k, v, is_causal=True),
+        **{memory: partial(s.attend, memory) for memory in ("dynamic", "log_linear", "single")},
+    }
+    return [_times(">= 1 x", "causal SDPA / dynamic, T=16384", calls, repeats)]
 
 
 @torch.no_grad()
@@ -90,15 +69,8 @@ def transformers_delta(repeats: int) -> list[Row]:
     if theirs is None:
         return []
     s = correlated(0, length=16384, beta=True, **HEADS)
-    seconds = median_seconds(
-        {
-            "transformers": lambda: theirs(s.q, s.k, s.v, g=s.g, beta=s.beta),
-            "single": lambda: linear_attention(s.q, s.k, s.v, s.g, s.beta),
-        },
-        repeats=repeats,
-    )
-    name = "transformers torch_chunk_gated_delta_rule / single (g, beta), T=16384"
-    return [_row(name, seconds["transformers"] / seconds["single"], ">= 1 x", seconds)]
+    calls = {"transformers": partial(theirs, s.q, s.k, s.v, g=s.g, beta=s.beta), "single": partial(s.attend, "single")}
+    return [_times(">= 1 x", "transformers torch_chunk_gated_delta_rule / single (g, beta), T=16384", calls, repeats)]
 
 
 def transformers_gated_delta() -> Callable[..., Any] | None:
@@ -113,32 +85,20 @@ def transformers_gated_delta() -> Callable[..., Any] | None:
 
 @torch.no_grad()
 def reference(repeats: int) -> list[Row]:
-    """The chunked backend against the step-by-step reference, T = 4096."""
+    """The chunked backend against the step-by-step reference, T = 4096, in one round."""
     s = correlated(0, length=4096, **HEADS)
-    seconds = median_seconds(
-        {
-            name: partial(dynamic_linear_attention, s.q, s.k, s.v, s.lam, s.g, backend=name)
-            for name in ("reference", "chunked")
-        },
-        repeats=1,
-    )
-    return [_row("reference / chunked dynamic, T=4096", seconds["reference"] / seconds["chunked"], ">= 30 x", seconds)]
+    calls = {name: partial(s.attend, "dynamic", backend=name) for name in ("reference", "chunked")}
+    return [_times(">= 30 x", "reference / chunked dynamic, T=4096", calls, 1)]
 
 
 @torch.no_grad()
 def growth(repeats: int) -> list[Row]:
     """How time grows when the sequence grows eightfold."""
-    streams = {length: correlated(0, length=length, **HEADS) for length in (8192, 65536)}
-    calls: dict[str, Callable[[Stream], object]] = {
-        "single": lambda s: linear_attention(s.q, s.k, s.v, s.g),
-        "dynamic": lambda s: dynamic_linear_attention(s.q, s.k, s.v, s.lam, s.g),
-        "log_linear": lambda s: log_linear_attention(s.q, s.k, s.v, s.lam, s.g),
-    }
+    streams = {length: correlated(0, length=length, **HEADS) for length in (65536, 8192)}
     rows = []
-    for name, call in calls.items():
-        seconds = median_seconds({str(n): partial(call, s) for n, s in streams.items()}, repeats=repeats)
-        required = "<= 11 x" if name == "log_linear" else "<= 9 x"
-        rows.append(_row(f"time T=65536 / T=8192, {name}", seconds["65536"] / seconds["8192"], required, seconds))
+    for memory, required in {"single": "<= 9 x", "dynamic": "<= 9 x", "log_linear": "<= 11 x"}.items():
+        calls = {str(length): partial(s.attend, memory) for length, s in streams.items()}
+        rows.append(_times(required, f"time T=65536 / T=8192, {memory}", calls, repeats))
     return rows
 
 
@@ -146,10 +106,30 @@ def training_memory(repeats: int) -> list[Row]:
     """Peak extra memory of forward and backward, K = 30, each in a process of its own."""
     cases = [
         ("H=4, 64x64, T=16384", {**HEADS, "length": 16384}, 0.6),
-        ("H=48, one key head, 128x64, T=4096", {"heads": 48, "key_heads": 1, "dk": 128, "dv": 64, "length": 4096}, 2.5),
+        ("H=48, one key head, 128x64, T=4096", MANY_HEADS, 2.5),
     ]
     rows = []
     for name, sizes, limit in cases:
-        peak = in_new_process("dla.bench.memory", **sizes)["bytes"] / 1e9
-        rows.append(_row(f"training memory (GB), {name}", peak, f"<= {limit} GB"))
+        peak = in_new_process("dla.bench.figures", **sizes)["bytes"] / 1e9
+        rows.append(held_to(f"<= {limit} GB", f"training memory (GB), {name}", peak, seconds=None))
     return rows
+
+
+def main(arguments: str) -> None:
+    """Print the peak memory of a training step of the dynamic operator: the process that ``training_memory`` starts."""
+    sizes = json.loads(arguments)
+    _step(correlated(1, **{**sizes, "length": 64}))  # loads what a first call loads
+    s = correlated(0, **sizes)
+    print(json.dumps({"bytes": peak_extra_bytes(lambda: _step(s))}))
+
+
+def _step(s: Stream) -> None:
+    """Forward and backward, gradients of every input."""
+    for x in (s.q, s.k, s.v, s.lam, s.g):
+        assert x is not None
+        x.requires_grad_()
+    s.attend("dynamic")[0].sum().backward()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -5,9 +5,7 @@ is medians, and ratios with the spread of their rounds (the quartiles). A matrix
 turns say how far a figure is from what the machine can do.
 """
 
-import json
 import statistics
-import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -19,14 +17,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dla.bench.figures import machine
-from dla.bench.ops_training import training
-from dla.bench.streams import STREAMS, Shape, Stream, captured, describe, with_steps
-from dla.ops import backends, dynamic_linear_attention, linear_attention, log_linear_attention, segment
-from dla.ops.state import State
+from dla.bench.common import Row, deliver, machine, say
+from dla.bench.timing import Times, interleaved, medians, ratio
+from dla.inspect.figures import describe
+from dla.inspect.streams import Shape, Stream, captured, synthetic, with_steps
+from dla.ops import backends, segment
 from dla.report import table
 
-Row = dict[str, Any]
+MEMORIES = ("single", "log_linear", "dynamic")
 RATIOS = (
     ("dynamic", "single"),
     ("dynamic", "log_linear"),
@@ -63,23 +61,20 @@ def run(
     """
     found = []
     for name in streams:
-        made = captured(model, text, shape.length) if name == "captured" else STREAMS[name](shape)
+        made = captured(model, text, shape.length) if name == "captured" else synthetic(name, shape)
         made = made if made.beta is not None or not beta else with_steps(made)
         found.append({"stream": name, **measure(made, shape, rounds, chunked, decoded)})
         if trained and name == streams[0]:
-            found[-1]["training"] = training(made, shape, trained, chunked, interleaved)
+            found[-1]["training"] = training(made, shape, trained, chunked)
         if not as_json:
             show(found[-1])
     report = {"machine": machine(), "shape": vars(shape), "rounds": rounds, "streams": found}
+    deliver(report, "", out, as_json)
     if out is not None:
         from dla.bench.ops_picture import draw
 
-        out.parent.mkdir(parents=True, exist_ok=True)
-        out.write_text(json.dumps(report, indent=2) + "\n")
         out.with_suffix(".png").write_bytes(draw(report))
-        print(f"figures in {out}, a picture in {out.with_suffix('.png')}", file=sys.stderr)
-    if as_json:
-        print(json.dumps(report, indent=2))
+        say(f"figures in {out}, a picture in {out.with_suffix('.png')}")
     return 0
 
 
@@ -110,16 +105,10 @@ def measure(s: Stream, shape: Shape, rounds: int, chunked: int, decoded: int) ->
 
 
 def prefills(s: Stream, shape: Shape) -> dict[str, Callable[[], object]]:
-    H, dk = s.v.shape[2], s.k.shape[3]
-    q, k, v = (x.transpose(1, 2) for x in (s.q, s.k, s.v))
-    k, q = (x.expand(-1, H, -1, -1) if x.shape[1] == 1 else x.repeat_interleave(H // x.shape[1], 1) for x in (k, q))
-    v_padded = F.pad(v, (0, dk - v.shape[3])) if v.shape[3] < dk else v  # SDPA is fast with one width alone
+    q, k, v = softmax_inputs(s)
     square = torch.randn(MATMUL, MATMUL)
     source, target = s.v.clone(), torch.empty_like(s.v)
-    rules: dict[str, Any] = {"capacity": shape.capacity}
-
-    def dynamic(**options: Any) -> object:
-        return dynamic_linear_attention(s.q, s.k, s.v, s.lam, s.g, s.beta, **rules, **options)
+    decide = partial(segment, s.k, s.v, s.g, s.beta, capacity=shape.capacity)
 
     def by_token(call: Callable[[], object]) -> object:
         """A call whose decisions are made token by token, whatever would be faster."""
@@ -130,43 +119,32 @@ def prefills(s: Stream, shape: Shape) -> dict[str, Callable[[], object]]:
         finally:
             backends.TABLE["decide"] = rows
 
-    def decide() -> object:
-        return segment(s.k, s.v, s.g, s.beta, **rules)
-
     return {
-        "single": lambda: linear_attention(s.q, s.k, s.v, s.g, s.beta),
-        "log_linear": lambda: log_linear_attention(s.q, s.k, s.v, s.lam, s.g, s.beta),
-        "dynamic": dynamic,
+        **{memory: partial(s.attend, memory, shape.capacity) for memory in MEMORIES},
         "decide": decide,
-        "sdpa": lambda: F.scaled_dot_product_attention(q, k, v_padded, is_causal=True),
+        "sdpa": partial(F.scaled_dot_product_attention, q, k, v, is_causal=True),
         "matmul": lambda: square @ square,
         "copy": lambda: target.copy_(source),
-        "chunked dynamic": lambda: by_token(partial(dynamic, backend="chunked")),
-        "chunked single": lambda: linear_attention(s.q, s.k, s.v, s.g, s.beta, backend="chunked"),
-        "scan": lambda: by_token(decide),
+        "chunked dynamic": partial(by_token, partial(s.attend, "dynamic", shape.capacity, backend="chunked")),
+        "chunked single": partial(s.attend, "single", backend="chunked"),
+        "scan": partial(by_token, decide),
     }
 
 
-def interleaved(calls: dict[str, Callable[[], object]], rounds: int) -> dict[str, list[float]]:
-    """Seconds of every call in every round, after one round that does not count."""
-    times: dict[str, list[float]] = {name: [] for name in calls}
-    for i in range(rounds + 1):
-        for name, call in calls.items():
-            start = time.perf_counter()
-            call()
-            if i:
-                times[name].append(time.perf_counter() - start)
-    return times
+def softmax_inputs(s: Stream) -> tuple[Tensor, Tensor, Tensor]:
+    """q, k and v [B, H, T, dk] for torch's attention, which is fast with one width alone."""
+    H, dk, dv = s.v.shape[2], s.k.shape[3], s.v.shape[3]
+    q, k, v = (x.transpose(1, 2) for x in (s.q, s.k, s.v))
+    q, k = (x.expand(-1, H, -1, -1) if x.shape[1] == 1 else x.repeat_interleave(H // x.shape[1], 1) for x in (q, k))
+    return q, k, F.pad(v, (0, dk - dv)) if dv < dk else v
 
 
-def compare(times: dict[str, list[float]], above: str, below: str) -> Row | None:
+def compare(times: Times, above: str, below: str) -> Row | None:
     """The ratio of two calls: its median over the rounds, and the quartiles."""
     if above not in times:
         return None
     beside = f"{below} beside" if above in SLOW else below
-    ratios = sorted(a / b for a, b in zip(times[above], times[beside], strict=True))
-    low, high = ratios[len(ratios) // 4], ratios[-1 - len(ratios) // 4]
-    return {"ratio": f"{above} / {below}", "median": statistics.median(ratios), "low": low, "high": high}
+    return {"ratio": f"{above} / {below}", **ratio(times[above], times[beside])}
 
 
 def prefill_row(name: str, seconds: list[float], W: float, s: Stream) -> Row:
@@ -195,38 +173,32 @@ def decode(s: Stream, shape: Shape, tokens: int) -> Row:
     T, H, dk = s.v.shape[1], s.v.shape[2], s.k.shape[3]
     places = 16
     each, starts = max(1, tokens // places), [T // 2 + i * (T // 2) // places for i in range(places)]
-    memories: dict[str, Callable[..., tuple[Tensor, Any]]] = {
-        "single": lambda x, **o: linear_attention(x.q, x.k, x.v, x.g, x.beta, **o),
-        "log_linear": lambda x, **o: log_linear_attention(x.q, x.k, x.v, x.lam, x.g, x.beta, **o),
-        "dynamic": lambda x, **o: dynamic_linear_attention(
-            x.q, x.k, x.v, x.lam, x.g, x.beta, capacity=shape.capacity, **o
-        ),
-    }
-    seconds: dict[str, list[float]] = {name: [] for name in (*memories, "sdpa", "read once")}
-    held: dict[str, list[int]] = {name: [] for name in memories}
+    seconds: Times = {name: [] for name in (*MEMORIES, "sdpa", "read once")}
+    held: dict[str, list[int]] = {name: [] for name in MEMORIES}
     touched: list[float] = []
     halved: list[int] = []  # bytes of the dynamic state in bfloat16
-    states: dict[str, State | None] = dict.fromkeys(memories)
+    states: dict[str, Any] = dict.fromkeys(MEMORIES)
     at = 0
     for start in starts:
-        for name, call in memories.items():
-            _, states[name] = call(piece(s, at, start), initial_state=states[name], output_final_state=True)
+        read = s.cut(at, start)
+        for name in MEMORIES:
+            carried = {"initial_state": states[name], "output_final_state": True}
+            _, states[name] = read.attend(name, shape.capacity, **carried)
         at = min(start + each, T)
-        k, v = (x[:, :start].transpose(1, 2).expand(-1, H, -1, -1).contiguous() for x in (s.k, s.v))
-        v = F.pad(v, (0, dk - v.shape[3])) if v.shape[3] < dk else v
+        _, k, v = (x.contiguous() for x in softmax_inputs(s.cut(0, start)))
         for t in range(start, at):
-            for name, call in memories.items():
-                one, began = piece(s, t, t + 1), time.perf_counter()
-                call(one, initial_state=states[name], inplace=True)
-                seconds[name].append(time.perf_counter() - began)
+            one = s.cut(t, t + 1)
+            for name in MEMORIES:
+                step = partial(one.attend, name, shape.capacity, initial_state=states[name], inplace=True)
+                seconds[name].append(_timed(step))
                 held[name].append(live_bytes(states[name]))
             touched.append(dense_states(states["dynamic"]))
             bytes_ = torch.empty(held["dynamic"][-1] // 4)
             seconds["read once"].append(_timed(bytes_.sum))
             if t < start + 4:
-                q = s.q[:, t : t + 1].transpose(1, 2).expand(-1, H, -1, -1)
+                q, _, _ = softmax_inputs(one)
                 seconds["sdpa"].append(_timed(partial(F.scaled_dot_product_attention, q, k, v)))
-        halved.append(states["dynamic"].clone().stored_in(torch.bfloat16).nbytes)  # type: ignore[union-attr]
+        halved.append(states["dynamic"].clone().stored_in(torch.bfloat16).nbytes)
     rows: list[Row] = []
     for name, x in seconds.items():
         median, bytes_held = statistics.median(x), statistics.mean(held[name]) if name in held else None
@@ -255,15 +227,48 @@ def live_bytes(state: Any) -> int:
     return int(state.nbytes)
 
 
-def piece(s: Stream, start: int, end: int) -> Stream:
-    cut = {name: x[:, start:end] for name, x in vars(s).items() if isinstance(x, Tensor)}
-    return replace(s, **cut)
-
-
 def _timed(call: Callable[[], object]) -> float:
     start = time.perf_counter()
     call()
     return time.perf_counter() - start
+
+
+# With gradients.
+
+
+def training(s: Stream, shape: Shape, rounds: int, chunked: int) -> list[Row]:
+    """Forward, and forward with backward, of every memory; in ``chunked`` rounds also by the torch backend."""
+    leaves = replace(s, **{name: x.detach().clone().requires_grad_() for name, x in vars(s).items() if _real(x)})
+    d_o = torch.randn(s.v.shape)
+
+    def both(memory: str, **options: Any) -> object:
+        wanted = [x for name, x in vars(leaves).items() if _real(x) and not (memory == "single" and name == "lam")]
+        with torch.enable_grad():
+            return torch.autograd.grad(leaves.attend(memory, shape.capacity, **options)[0], wanted, d_o)
+
+    calls: dict[str, Callable[[], object]] = {}
+    for memory in MEMORIES:
+        calls[memory] = partial(s.attend, memory, shape.capacity)
+        calls[f"{memory} with backward"] = partial(both, memory)
+    with torch.no_grad():
+        times = interleaved(calls, rounds)
+        slow = {memory: partial(both, memory, backend="chunked") for memory in MEMORIES if chunked}
+        beside = medians(interleaved(slow, chunked))
+    middle = medians(times)
+    rows = []
+    for memory in MEMORIES:
+        whole = middle[f"{memory} with backward"]
+        row: Row = {"memory": memory, "forward ms": 1e3 * middle[memory], "with backward ms": 1e3 * whole}
+        over = ratio(times[f"{memory} with backward"], times[memory])
+        row |= {"ratio": over.pop("median"), **over}
+        if chunked:
+            row["torch backend over this"] = beside[memory] / whole
+        rows.append(row)
+    return rows
+
+
+def _real(x: object) -> bool:
+    return isinstance(x, Tensor) and x.is_floating_point()
 
 
 def show(found: Row) -> None:

@@ -1,36 +1,65 @@
-"""Wall-clock times and memory peaks of operators."""
+"""How everything here is timed: calls that take turns, medians with quartiles, peaks of memory, other processes."""
 
 import json
+import os
 import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
 
+Times = dict[str, list[float]]
 
-def median_seconds(calls: Mapping[str, Callable[[], object]], *, repeats: int, warmup: int = 1) -> dict[str, float]:
-    """The median time of each call over ``repeats`` rounds, after ``warmup`` rounds that do not count.
+
+def interleaved(
+    calls: Mapping[str, Callable[[], object]],
+    rounds: int,
+    *,
+    warmup: int = 1,
+    clock: Callable[[], Any] = time.perf_counter,
+) -> dict[str, list[Any]]:
+    """Seconds of every call in each of the rounds, after ``warmup`` rounds that do not count.
 
     A round runs every call once: what else the machine does then falls on all of them, and their ratios hold.
     """
-    times: dict[str, list[float]] = {name: [] for name in calls}
-    for i in range(warmup + repeats):
+    times: dict[str, list[Any]] = {name: [] for name in calls}
+    for i in range(warmup + rounds):
         for name, call in calls.items():
             _synchronize()
-            start = time.perf_counter()
+            start = clock()
             call()
             _synchronize()
             if i >= warmup:
-                times[name].append(time.perf_counter() - start)
-    return {name: statistics.median(values) for name, values in times.items()}
+                times[name].append(clock() - start)
+    return times
 
 
 def _synchronize() -> None:
     if torch.cuda.is_available():
         torch.cuda.synchronize()
+
+
+def medians(times: Times) -> dict[str, float]:
+    """The median of each call's rounds."""
+    return {name: statistics.median(values) for name, values in times.items()}
+
+
+def spread(values: Sequence[float]) -> dict[str, float]:
+    """The median and the quartiles."""
+    if len(values) < 2:
+        return dict.fromkeys(("median", "low", "high"), values[0])
+    low, median, high = statistics.quantiles(values, n=4, method="inclusive")
+    return {"median": median, "low": low, "high": high}
+
+
+def ratio(above: Sequence[float], below: Sequence[float]) -> dict[str, float]:
+    """The spread of the ratios of two calls, each of one round: what else the machine does changes between rounds."""
+    return spread([a / b for a, b in zip(above, below, strict=True)])
 
 
 def peak_extra_bytes(call: Callable[[], object]) -> int:
@@ -52,3 +81,47 @@ def in_new_process(module: str, **arguments: object) -> dict[str, float]:
     output = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     result: dict[str, float] = json.loads(output)
     return result
+
+
+class Worker:
+    """A process that times cases (worker.py) with the package of one checkout, whose ``src`` it is given."""
+
+    def __init__(self, source: Path) -> None:
+        command = [sys.executable, "-P", str(Path(__file__).with_name("worker.py").resolve())]
+        env = {**os.environ, "PYTHONPATH": str(source.resolve())}
+        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env)
+
+    def ask(self, **request: Any) -> Any:
+        assert self.process.stdin is not None and self.process.stdout is not None
+        self.process.stdin.write(json.dumps(request) + "\n")
+        self.process.stdin.flush()
+        answer = self.process.stdout.readline()
+        if not answer:
+            raise RuntimeError("a process that takes steps ended; what it said is above")
+        return json.loads(answer)
+
+
+@contextmanager
+def workers(sources: Sequence[Path], **request: Any) -> Iterator[list[Worker]]:
+    """A process for each checkout, which got a first request, until the end of the block."""
+    started: list[Worker] = []
+    try:
+        for source in sources:
+            started.append(Worker(source))
+            started[-1].ask(**request)
+        yield started
+    finally:
+        for worker in started:
+            worker.process.terminate()
+            worker.process.wait()
+
+
+def in_turn(workers: Sequence[Worker], case: Mapping[str, Any], rounds: int) -> list[list[list[float]]]:
+    """Seconds of a case's parts, for each worker in each round; who goes first changes from round to round."""
+    for worker in workers:
+        worker.ask(case=case)
+    found: list[list[list[float]]] = [[] for _ in workers]
+    for i in range(rounds):
+        for k in range(len(workers)) if i % 2 == 0 else reversed(range(len(workers))):
+            found[k] += workers[k].ask(take=1)
+    return found

@@ -1,8 +1,5 @@
 """`dla bench loop`: tokens per second of `dla train`, against a bare loop of the same steps, and of the loader."""
 
-import json
-import statistics
-import sys
 import tempfile
 import time
 from collections.abc import Sequence
@@ -13,8 +10,8 @@ from typing import Any
 
 import torch
 
-from dla.bench.figures import machine
-from dla.bench.timing import median_seconds
+from dla.bench.common import deliver, held_to, machine
+from dla.bench.timing import interleaved, medians, ratio
 from dla.models import DLAForCausalLM
 from dla.report import table
 from dla.training.data.feed import DOCUMENTS, Micro, ShardFeed
@@ -27,7 +24,7 @@ from dla.training.run import Run
 from dla.training.trainer import inputs
 
 ROUND = 3  # steps that each of the two loops makes at a time
-RATIO, LOADER = 0.95, 2_000_000  # required: of the bare loop's tokens per second, and of the loader
+RATIO, LOADER = ">= 0.95", ">= 2,000,000"  # required: of the bare loop's tokens per second, and of the loader
 LOADED = 1 << 21  # tokens that the loader reads for a figure
 
 
@@ -50,15 +47,9 @@ def run(
         steps: that are timed of each loop, rounded up to whole rounds; one more round comes before them.
         source, cache: where the text comes from and its tokens are kept, as in a recipe.
     """
-    try:
-        report = measure(preset, memory, sequences, length, steps, source, cache)
-    except (ValueError, OSError, ImportError) as error:
-        print(f"dla bench loop: {error}", file=sys.stderr)
-        return 2
-    if out is not None:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        out.write_text(json.dumps(report, indent=2) + "\n")
-    print(json.dumps(report, indent=2) if as_json else _text(report))
+    report = measure(preset, memory, sequences, length, steps, source, cache)
+    rates = [{"": name, "tokens/s": rate} for name, rate in report["tokens_per_second"].items()]
+    deliver(report, f"{table(rates)}\n\n{table(report['figures'])}", out, as_json)
     return 0 if all(row["holds"] for row in report["figures"]) else 1
 
 
@@ -86,13 +77,9 @@ def measure(
             loaders = _loaders(timed)
         finally:
             leave(timed.world)
-    whole, bare = (
-        statistics.median(ROUND * sequences * length / s for s in times[1:])
-        for times in (timed.seconds, timed.bare_seconds)
-    )
-    # each round's own ratio: what else the machine does changes from round to round
-    pairs = zip(timed.seconds[1:], timed.bare_seconds[1:], strict=True)
-    ratio = statistics.median(other / own for own, other in pairs)
+    seconds = {"dla train": timed.seconds[1:], "bare loop": timed.bare_seconds[1:]}
+    rates = {name: ROUND * sequences * length / median for name, median in medians(seconds).items()}
+    of_bare = ratio(seconds["bare loop"], seconds["dla train"])["median"]
     return {
         "preset": preset,
         "memory": memory,
@@ -100,11 +87,11 @@ def measure(
         "length": length,
         "steps": rounds * ROUND,
         "machine": machine(),
-        "tokens_per_second": {"dla train": whole, "bare loop": bare, **loaders},
-        "seconds_of_rounds": {"dla train": timed.seconds[1:], "bare loop": timed.bare_seconds[1:]},
+        "tokens_per_second": rates | loaders,
+        "seconds_of_rounds": seconds,
         "figures": [
-            _figure("dla train / bare loop", ratio, RATIO),
-            *(_figure(f"{name}, tokens/s", rate, LOADER) for name, rate in loaders.items()),
+            held_to(RATIO, "dla train / bare loop", of_bare),
+            *(held_to(LOADER, f"{name}, tokens/s", rate) for name, rate in loaders.items()),
         ],
     }
 
@@ -178,18 +165,9 @@ def _loaders(made: Run) -> dict[str, float]:
         )
         calls[f"loader, {documents}"] = partial(_load, feed, count)
     tokens = count * batch.sequences * length
-    return {name: tokens / s for name, s in median_seconds(calls, repeats=3).items()}
+    return {name: tokens / s for name, s in medians(interleaved(calls, 3)).items()}
 
 
 def _load(feed: ShardFeed, count: int) -> None:
     for _ in islice(feed.batches(), count):
         pass
-
-
-def _figure(name: str, value: float, bound: float) -> dict[str, Any]:
-    return {"figure": name, "value": value, "required": f">= {bound:,}", "holds": value >= bound}
-
-
-def _text(report: dict[str, Any]) -> str:
-    rates = [{"": name, "tokens/s": rate} for name, rate in report["tokens_per_second"].items()]
-    return f"{table(rates)}\n\n{table(report['figures'])}"

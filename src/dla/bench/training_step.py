@@ -4,22 +4,16 @@ Every checkout runs in a process of its own, which stays alive; a round takes a 
 whatever else the machine does falls on both, and their ratio holds.
 """
 
-import json
-import os
 import statistics
-import subprocess
-import sys
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 import dla
-from dla.bench import step_worker
-from dla.bench.figures import machine
+from dla.bench.common import Row, deliver, machine, say
+from dla.bench.timing import Worker, in_turn, ratio, spread, workers
 from dla.report import table
 
-Row = dict[str, Any]
 PARTS = ("forward", "backward", "step")
 SMALL: dict[str, Any] = {"num_hidden_layers": 2, "tie_word_embeddings": True, "initializer_range": 0.1, "capacity": 16}
 RECALL = {"hidden_size": 64, "num_heads": 2, "head_k_dim": 8, "head_v_dim": 32, "intermediate_size": 128}
@@ -55,24 +49,19 @@ def run(
         only: cases that have these words, in any order, in their names.
     """
     if against is not None and not (against / "src" / "dla").is_dir():
-        print(f"dla bench step: {against} is not a checkout: it has no src/dla", file=sys.stderr)
-        return 2
+        raise ValueError(f"{against} is not a checkout: it has no src/dla")
+    wanted = list(cases(only))
+    if not wanted:
+        raise ValueError(f"no case has all of {only!r} in its name")
     rows = []
-    with ExitStack() as stack:
-        sources = [Path(dla.__file__).parents[1], *([] if against is None else [against / "src"])]
-        workers = [stack.enter_context(_worker(source, threads)) for source in sources]
-        for name, case in cases(only):
-            rows.append({**name, **measure(workers, case, repeats)})
+    sources = [Path(dla.__file__).parents[1], *([] if against is None else [against / "src"])]
+    with workers(sources, threads=threads) as processes:
+        for name, case in wanted:
+            rows.append({**name, **measure(processes, case, repeats)})
             if not as_json:
-                print(_line(rows[-1]), file=sys.stderr, flush=True)
-    if not rows:
-        print(f"dla bench step: no case has all of {only!r} in its name", file=sys.stderr)
-        return 2
+                say(_line(rows[-1]))
     report = {"machine": {**machine(), "threads": threads}, "repeats": repeats, "medians": medians(rows), "rows": rows}
-    if out is not None:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        out.write_text(json.dumps(report, indent=2) + "\n")
-    print(json.dumps(report, indent=2) if as_json else _text(report))
+    deliver(report, _text(report), out, as_json)
     return 0
 
 
@@ -88,31 +77,17 @@ def cases(only: str = "") -> Iterator[tuple[dict[str, str], dict[str, Any]]]:
                     yield names, {**sizes, "model": model}
 
 
-def measure(workers: Sequence["Worker"], case: dict[str, Any], repeats: int) -> Row:
+def measure(workers: Sequence[Worker], case: dict[str, Any], repeats: int) -> Row:
     """Seconds of this checkout's parts, with quartiles, and their ratios to the other's, round by round."""
-    for worker in workers:
-        worker.ask(case=case)
-    rounds: list[list[list[float]]] = [[] for _ in workers]
-    for i in range(repeats):  # who goes first changes
-        for k in range(len(workers)) if i % 2 == 0 else reversed(range(len(workers))):
-            rounds[k] += workers[k].ask(take=1)
     row: Row = {}
+    own, *others = in_turn(workers, case, repeats)
     for p, part in enumerate(PARTS):
-        own = [found[p] for found in rounds[0]]
-        row[part] = spread(own)
-        if len(workers) > 1:
-            other = [found[p] for found in rounds[1]]
-            row[f"{part}, other"] = spread(other)
-            row[f"{part}, ratio"] = spread([a / b for a, b in zip(own, other, strict=True)])
+        seconds = [found[p] for found in own]
+        row[part] = spread(seconds)
+        for other in others:
+            theirs = [found[p] for found in other]
+            row |= {f"{part}, other": spread(theirs), f"{part}, ratio": ratio(seconds, theirs)}
     return row
-
-
-def spread(values: Sequence[float]) -> dict[str, float]:
-    """The median and the quartiles."""
-    if len(values) < 2:
-        return dict.fromkeys(("median", "low", "high"), values[0])
-    low, median, high = statistics.quantiles(values, n=4, method="inclusive")
-    return {"median": median, "low": low, "high": high}
 
 
 def medians(rows: Sequence[Row]) -> list[Row]:
@@ -124,35 +99,6 @@ def medians(rows: Sequence[Row]) -> list[Row]:
             ratios = {part: statistics.median(row[f"{part}, ratio"]["median"] for row in own) for part in PARTS}
             found.append({"memory": memory, **ratios})
     return found
-
-
-class Worker:
-    """A process that takes steps with the package of one checkout."""
-
-    def __init__(self, source: Path) -> None:
-        command = [sys.executable, "-P", str(Path(step_worker.__file__).resolve())]
-        env = {**os.environ, "PYTHONPATH": str(source.resolve())}
-        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env)
-
-    def ask(self, **request: Any) -> Any:
-        assert self.process.stdin is not None and self.process.stdout is not None
-        self.process.stdin.write(json.dumps(request) + "\n")
-        self.process.stdin.flush()
-        answer = self.process.stdout.readline()
-        if not answer:
-            raise RuntimeError("a process that takes steps ended; what it said is above")
-        return json.loads(answer)
-
-
-@contextmanager
-def _worker(source: Path, threads: int) -> Iterator[Worker]:
-    worker = Worker(source)
-    try:
-        worker.ask(threads=threads)
-        yield worker
-    finally:
-        worker.process.terminate()
-        worker.process.wait()
 
 
 def _shown(row: Row) -> Row:

@@ -7,7 +7,7 @@ lm_eval finds models in its own registry only, so this module has to be imported
 is `lm_eval` with that done. In Python, ``DLALM(...)`` goes to ``lm_eval.simple_evaluate(model=...)``.
 
 Answers are those of lm_eval's own ``HFLM`` on the same weights, up to rounding. They come sooner, because a context
-that several requests share is read once (see ``reading``).
+that several requests share is read once (see ``dla.models.forest``).
 """
 
 import logging
@@ -32,10 +32,13 @@ from lm_eval.models.utils import (
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 from tqdm import tqdm  # type: ignore[import-untyped]
 
-from dla.evaluation.reading import Question, Reader, go_on, score
-from dla.evaluation.request_cache import RequestCache, model_fingerprint, request_key, tokenizer_fingerprint
+from dla.evaluation.request_cache import RequestCache, request_key
+from dla.fingerprint import model_fingerprint, tokenizer_fingerprint
 from dla.models.causal_lm import DLAForCausalLM
-from dla.models.generate import Options, load_model
+from dla.models.continuations import Question, go_on, score
+from dla.models.forest import Reader
+from dla.models.generate import stop_tokens
+from dla.models.load import is_preset, load_model
 from dla.report import is_number
 from dla.text import ByteTokenizer, model_tokenizer
 
@@ -188,17 +191,14 @@ class DLALM(TemplateLM):
         questions = [self._question(*request) for request in requests]
         lengths = (len(context) + len(continuation) for _, context, continuation in requests)
         self._tell_truncated(sum(len(x.tokens) + 1 < n for x, n in zip(questions, lengths, strict=True)))
-        answers: dict[int, Answer] = {}
-        keys = [self._key("loglikelihood", question.tokens, question.targets) for question in questions]
-        for number, key in enumerate(keys):
-            if (value := self._known(key, _is_answer)) is not None:
-                answers[number] = (float(value[0]), value[1])
-        missing = [number for number in range(len(requests)) if number not in answers]
+        keys = self._keys("loglikelihood", [(question.tokens, question.targets) for question in questions])
+        known, missing = self._known(keys, _is_answer)
+        answers: dict[int, Answer] = {number: (float(x), greedy) for number, (x, greedy) in known.items()}
 
         def done(index: int, logprob: float, greedy: bool) -> None:
             number = missing[index]
             answers[number] = (logprob, greedy)
-            self._remember(keys[number], [logprob, greedy])
+            self._remember(keys, number, [logprob, greedy])
             text = requests[number][0]
             if text is not None:  # windows of a longer text have none
                 self.cache_hook.add_partial("loglikelihood", text, answers[number])
@@ -237,14 +237,10 @@ class DLALM(TemplateLM):
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
         asked = [self._generation(*request.args) for request in requests]
         self._tell_truncated(sum(x.truncated for x in asked))
-        answers: dict[int, str] = {}
         ends = self.stop_tokens
         about = [] if self.results is None else [self.text_fingerprint, *([ends] if ends else [])]
-        keys = [self._key("generate_until", x.tokens, [*about, x.until, x.most]) for x in asked]
-        for number, key in enumerate(keys):
-            if (value := self._known(key, _is_text)) is not None:
-                answers[number] = value
-        missing = [number for number in range(len(requests)) if number not in answers]
+        keys = self._keys("generate_until", [(x.tokens, [*about, x.until, x.most]) for x in asked])
+        answers, missing = self._known(keys, lambda value: isinstance(value, str))
 
         def stops(index: int, tokens: list[int]) -> bool:
             return self._stops(asked[missing[index]], tokens)
@@ -254,7 +250,7 @@ class DLALM(TemplateLM):
             for index, tokens in go_on(self.reader, contexts, most, stops):
                 number = missing[index]
                 answers[number] = postprocess_generated_text(self.tok_decode(tokens), asked[number].until, None)
-                self._remember(keys[number], answers[number])
+                self._remember(keys, number, answers[number])
                 self.cache_hook.add_partial("generate_until", requests[number].args, answers[number])
         return [answers[number] for number in range(len(requests))]
 
@@ -291,20 +287,25 @@ class DLALM(TemplateLM):
     @property
     def stop_tokens(self) -> list[int]:
         """Those that end a text by the model's generation_config."""
-        eos = self.model.generation_config.eos_token_id
-        return [] if eos is None else [eos] if isinstance(eos, int) else sorted(eos)
+        return sorted(stop_tokens(self.model.generation_config))
 
     # Bookkeeping
 
-    def _key(self, kind: str, tokens: Sequence[int], asked: Any) -> str:
-        return "" if self.results is None else request_key(self.fingerprint, kind, tokens, asked)
+    def _keys(self, kind: str, asked: Sequence[tuple[Sequence[int], Any]]) -> list[str]:
+        """Of requests for the results in a file: what is read, and what is asked about it."""
+        if self.results is None:
+            return [""] * len(asked)
+        return [request_key(self.fingerprint, kind, tokens, about) for tokens, about in asked]
 
-    def _known(self, key: str, fits: Callable[[Any], bool]) -> Any:
-        return None if self.results is None else self.results.get(key, fits)
+    def _known(self, keys: Sequence[str], fits: Callable[[Any], bool]) -> tuple[dict[int, Any], list[int]]:
+        """The results that there are, by the number of the request, and the numbers of the others."""
+        found = [None if self.results is None else self.results.get(key, fits) for key in keys]
+        missing = [number for number, value in enumerate(found) if value is None]
+        return {number: value for number, value in enumerate(found) if value is not None}, missing
 
-    def _remember(self, key: str, value: Any) -> None:
+    def _remember(self, keys: Sequence[str], number: int, value: Any) -> None:
         if self.results is not None:
-            self.results.add(key, value)
+            self.results.add(keys[number], value)
 
     def _tell_truncated(self, count: int) -> None:
         self.truncated += count
@@ -319,10 +320,6 @@ class DLALM(TemplateLM):
     def _bar(self, what: str, disabled: bool) -> Any:
         quiet = disabled or not self._shows()
         return tqdm(desc=what, unit=" tokens", unit_scale=True, disable=quiet, total=0)
-
-
-def _is_text(value: object) -> bool:
-    return isinstance(value, str)
 
 
 def _is_answer(value: object) -> bool:
@@ -340,8 +337,8 @@ def _model(pretrained: str | DLAForCausalLM, dtype: str, device: str | None) -> 
         return (pretrained if device is None else pretrained.to(device)).eval()
     if not isinstance(pretrained, str | PathLike):
         raise ValueError(f"pretrained must be a folder, a preset or a DLAForCausalLM, got {type(pretrained).__name__}")
-    model, random = load_model(Options(model=str(pretrained), dtype=dtype, device=device))
-    if random:
+    model = load_model(str(pretrained), dtype=dtype, device=device)
+    if is_preset(str(pretrained)):
         logger.warning("%s is a preset: its weights are random, and so are the results", pretrained)
     return model
 

@@ -22,6 +22,7 @@ from dla.evaluation.haystack import find_haystack
 from dla.evaluation.local import local_rows
 from dla.evaluation.ruler import KINDS
 from dla.evaluation.suites import Spec, data_folder, task_folder
+from dla.fingerprint import json_fingerprint
 
 DIGITS = 16  # of a checksum
 # Our files of which each suite's prompts, texts and metrics are made.
@@ -30,9 +31,9 @@ DEFINITIONS = {"ruler": ("ruler.py", "haystack.py"), "retrieval": ("cloze.py",),
 
 def model_provenance(lm: Any) -> dict[str, str]:
     """Of a `DLALM`."""
-    text = json.dumps([lm.text_fingerprint, lm.prefix_token_id, lm.eot_token_id, lm.add_bos_token, lm.stop_tokens])
+    text = [lm.text_fingerprint, lm.prefix_token_id, lm.eot_token_id, lm.add_bos_token, lm.stop_tokens]
     dtype = str(lm.model.dtype).removeprefix("torch.")
-    return {"weights": lm.fingerprint[:DIGITS], "dtype": dtype, "tokenizer": _checksum(text.encode())}
+    return {"weights": lm.fingerprint[:DIGITS], "dtype": dtype, "tokenizer": json_fingerprint(text)[:DIGITS]}
 
 
 def task_provenance(spec: Spec, data: Path | str | None, haystack: str) -> dict[str, str]:
@@ -51,8 +52,7 @@ def differing(there: dict[str, str], here: dict[str, str]) -> list[str]:
 def _rows(spec: Spec, folder: Path | None) -> str:
     if folder is not None:
         try:
-            rows = local_rows(spec.name, folder)
-            return _checksum(json.dumps(rows, sort_keys=True).encode())
+            return json_fingerprint(local_rows(spec.name, folder))[:DIGITS]
         except FileNotFoundError:
             pass
     return f"hub: {spec.hub or spec.lm_eval}"
@@ -68,7 +68,7 @@ def _haystack_text(spec: Spec, folder: Path | None, source: str) -> str:
     if not books and source in ("auto", "stdlib"):
         return f"{source}: Python {platform.python_version()}"
     stack = find_haystack("books" if books else source, data=folder, length=spec.length)
-    return f"{source if books else 'text'}: {_checksum(' '.join(stack.units).encode())}"
+    return f"{source if books else 'text'}: {hashlib.sha256(' '.join(stack.units).encode()).hexdigest()[:DIGITS]}"
 
 
 def _definition(spec: Spec) -> str:
@@ -80,7 +80,3 @@ def _definition(spec: Spec) -> str:
     for file in files:
         digest.update(file.name.encode() + file.read_bytes())
     return digest.hexdigest()[:DIGITS]
-
-
-def _checksum(data: bytes) -> str:
-    return hashlib.sha256(data).hexdigest()[:DIGITS]

@@ -1,21 +1,13 @@
 """Finished requests in a file, so that an interrupted evaluation goes on where it was."""
 
-import hashlib
-import json
 import logging
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch import nn
-
+from dla.fingerprint import json_fingerprint
 from dla.jsonl import Writer, read
 from dla.report import shown
-from dla.text import ByteTokenizer
-
-# what differs between equal models
-PASSING = ("_name_or_path", "transformers_version", "architectures", "dtype", "torch_dtype", "use_cache")
 
 logger = logging.getLogger(__name__)
 
@@ -70,24 +62,4 @@ class RequestCache:
 
 def request_key(fingerprint: str, kind: str, tokens: Sequence[int], asked: Any) -> str:
     """The key of a request: what was computed with, the kind, the tokens read, and what was asked about them."""
-    return hashlib.sha256(json.dumps([fingerprint, kind, list(tokens), asked], sort_keys=True).encode()).hexdigest()
-
-
-def model_fingerprint(model: nn.Module) -> str:
-    """Equal for models of the same configuration with the same weights in the same dtype, wherever they lie."""
-    config = {name: value for name, value in model.config.to_dict().items() if name not in PASSING}  # type: ignore[operator, union-attr]
-    digest = hashlib.sha256(json.dumps(config, sort_keys=True, default=str).encode())
-    for name, tensor in sorted(model.state_dict().items()):
-        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
-        flat = tensor.detach().cpu().contiguous().flatten()
-        digest.update(flat.view(torch.uint8).numpy().data)
-    return digest.hexdigest()
-
-
-def tokenizer_fingerprint(tokenizer: Any) -> str:
-    """Equal for tokenizers that make the same tokens and text."""
-    if isinstance(tokenizer, ByteTokenizer):
-        return "bytes"
-    backend = getattr(tokenizer, "backend_tokenizer", None)
-    about = json.dumps(sorted(tokenizer.get_vocab().items())) if backend is None else backend.to_str()
-    return hashlib.sha256(about.encode()).hexdigest()
+    return json_fingerprint([fingerprint, kind, list(tokens), asked])

@@ -15,10 +15,10 @@ import torch
 import dla
 from dla.evaluation.paper import LAYOUTS, RETRIEVAL_TOKENS, RULER_SAMPLES
 from dla.evaluation.provenance import differing, model_provenance, task_provenance
-from dla.evaluation.request_cache import tokenizer_fingerprint
 from dla.evaluation.results import Evaluation, TaskResult, merge, part_of_ruler, read, task_settings, write
 from dla.evaluation.suites import LENGTHS, Spec, Unavailable, find_spec, make_task, suite_tasks
 from dla.evaluation.tables import make_table
+from dla.fingerprint import tokenizer_fingerprint
 
 TOKENIZER = "tokenizer"
 Settings = dict[str, Any]  # what decides which questions are asked, and how

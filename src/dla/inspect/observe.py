@@ -1,14 +1,30 @@
 """What the dynamic memories of a model decide while it runs."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from dla.layers.memory import DynamicMemory
+from dla.layers.call import Call
+from dla.layers.memory import DynamicMemory, Operands
 from dla.ops import Segmentation
+
+
+@contextmanager
+def watch(model: nn.Module, look: Callable[[DynamicMemory, Tensor, Operands, Call], None]) -> Iterator[None]:
+    """Calls ``look`` before every dynamic memory runs: with its input, what its mixer made of that, and the call."""
+
+    def before(memory: Any, args: tuple[Any, ...]) -> None:
+        with torch.no_grad():
+            look(memory, *args[:3])
+
+    with ExitStack() as hooks:
+        for memory in model.modules():
+            if isinstance(memory, DynamicMemory):
+                hooks.enter_context(memory.register_forward_pre_hook(before))
+        yield
 
 
 @contextmanager
@@ -18,16 +34,5 @@ def observe(model: nn.Module) -> Iterator[list[Segmentation]]:
     Each is computed once more beside the layer, from the sequence's start: for calls without a cache.
     """
     seen: list[Segmentation] = []
-
-    def look(memory: nn.Module, args: tuple[Any, ...]) -> None:
-        _, made, packing = args[:3]
-        assert isinstance(memory, DynamicMemory)
-        with torch.no_grad():
-            seen.append(memory.decide(made, packing.cu_seqlens))
-
-    hooks = [m.register_forward_pre_hook(look) for m in model.modules() if isinstance(m, DynamicMemory)]
-    try:
+    with watch(model, lambda memory, x, made, call: seen.append(memory.decide(made, call.packing.cu_seqlens))):
         yield seen
-    finally:
-        for hook in hooks:
-            hook.remove()

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dla.inspect.theory import block_heterogeneity, deviation_bound
+from dla.inspect.theory import block_heterogeneity
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -43,12 +43,10 @@ def token_states(k: Tensor, v: Tensor) -> Tensor:
 
 def partition(name: str, u: Tensor, blocks: Sequence[int]) -> Partition:
     """The figures of a partition of the contributions u [T, d] into blocks of the given lengths."""
-    q = torch.zeros(u.shape[1], dtype=u.dtype, device=u.device)
-    q[0] = 1  # the bound depends on the query's norm alone
-    bound, _ = deviation_bound(u, blocks, q)
-    lengths = torch.tensor(list(blocks), device=u.device)
+    within, lengths = block_heterogeneity(u, blocks), torch.tensor(blocks, device=u.device)
+    bound = (lengths * within).sqrt().sum()  # of Theorem 1: it depends on the query's norm alone
     whole = block_heterogeneity(u, [len(u)]) / len(u)
-    spread = block_heterogeneity(u, blocks) / lengths / whole.clamp_min(torch.finfo(torch.float64).tiny)
+    spread = within / lengths / whole.clamp_min(torch.finfo(torch.float64).tiny)
     return Partition(name, list(blocks), bound.item(), spread.tolist())
 
 

@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from dla.inspect.observe import watch
+from dla.layers.call import Call
 from dla.layers.memory import DynamicMemory, Operands
 from dla.ops import dynamic_linear_attention
 from dla.ops.rules import SlotOrder
@@ -33,33 +35,26 @@ class Skipped:
 @torch.no_grad()
 def skipping(model: nn.Module, ids: Tensor, tolerances: Sequence[float]) -> list[Skipped]:
     """Of the sequences ids [B, T], each from its start, token by token."""
-    found: list[list[Tensor]] = [[] for _ in tolerances]
+    found: list[Tensor] = []
 
-    def look(memory: nn.Module, args: tuple[Any, ...]) -> None:
-        x, made, packing = args[:3]
-        assert isinstance(memory, DynamicMemory) and packing.cu_seqlens is None
-        for sums, parts in zip(found, reads(memory, x, made, tolerances), strict=True):
-            sums.append(parts)
+    def look(memory: DynamicMemory, x: Tensor, made: Operands, call: Call) -> None:
+        assert call.packing.cu_seqlens is None
+        found.append(reads(memory, x, made, tolerances))
 
-    hooks = [m.register_forward_pre_hook(look) for m in model.modules() if isinstance(m, DynamicMemory)]
-    try:
+    with watch(model, look):
         model(ids, use_cache=False, logits_to_keep=1)
-    finally:
-        for hook in hooks:
-            hook.remove()
-    if not hooks:
+    if not found:
         raise ValueError("the model has no dynamic memory")
     results = []
-    for tolerance, parts in zip(tolerances, found, strict=True):
-        count, live, read, change, bound, output = torch.stack(parts).sum(0).tolist()
-        results.append(
-            Skipped(tolerance, live / count, read / count, (change / output) ** 0.5, (bound / output) ** 0.5)
-        )
+    for tolerance, sums in zip(tolerances, torch.stack(found).sum(0).tolist(), strict=True):
+        count, live, read, change, bound, output = sums
+        errors = ((x / output) ** 0.5 for x in (change, bound))
+        results.append(Skipped(tolerance, live / count, read / count, *errors))
     return results
 
 
-def reads(memory: DynamicMemory, x: Tensor, made: Operands, tolerances: Sequence[float]) -> list[Tensor]:
-    """For each tolerance the number of reads, and sums over them: live, read, |change|^2, |bound|^2, |output|^2."""
+def reads(memory: DynamicMemory, x: Tensor, made: Operands, tolerances: Sequence[float]) -> Tensor:
+    """[tolerances, 6] the number of reads, and sums over them: live, read, |change|^2, |bound|^2, |output|^2."""
     lam = memory.slots(x)
     route = memory.route(x)
     sums = torch.zeros(len(tolerances), 6, dtype=torch.float64)
@@ -83,16 +78,10 @@ def reads(memory: DynamicMemory, x: Tensor, made: Operands, tolerances: Sequence
             skip = torch.zeros_like(dropped).scatter(-1, order.indices, dropped) & live
             change = (parts * skip[..., None]).sum(2).square().sum()
             bound = (limits * skip).sum(-1).square().sum()
-            figures = (
-                live[..., 0].numel(),
-                live.sum(),
-                (live & ~skip).sum(),
-                change,
-                bound,
-                parts.sum(2).square().sum(),
-            )
+            output = parts.sum(2).square().sum()
+            figures = (live[..., 0].numel(), live.sum(), (live & ~skip).sum(), change, bound, output)
             sums[i] += torch.tensor([float(figure) for figure in figures], dtype=torch.float64)
-    return list(sums)
+    return sums
 
 
 def _at(route: Tensor | None, t: int) -> Tensor | None:

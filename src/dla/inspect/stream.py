@@ -2,22 +2,21 @@
 
 import json
 import time
-from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
-from dla.bench.streams import Stream, correlated, describe
+from dla.inspect.figures import describe
 from dla.inspect.segmentation import Partition, draw, partition, token_states
+from dla.inspect.streams import Stream, correlated
 from dla.inspect.theory import fenwick_blocks, fixed_blocks
-from dla.ops import Segmentation, dynamic_linear_attention, linear_attention, log_linear_attention, segment
+from dla.ops import Segmentation, segment
 from dla.ops.rules import MERGES
 
 LENGTH, HEADS, DK, DV = 2048, 4, 16, 16
 CAPACITY, TAU = 30, 0.6
-RULES = MERGES
 
 CAVEAT = (
     "The bound of Theorem 1 (for a query of norm 1) measures how mixed the tokens inside a state are. It is not an\n"
@@ -28,20 +27,14 @@ CAVEAT = (
 def run(out: Path, *, as_json: bool = False, seed: int = 0) -> int:
     """Show what the memory keeps of a stream under each merge rule; the exit code."""
     # No decay and no delta step: what a token contributes is then k vᵀ throughout, as the theorem has it.
-    stream = correlated(seed, length=LENGTH, heads=HEADS, dk=DK, dv=DV, lam_width=CAPACITY)
+    stream = replace(correlated(seed, length=LENGTH, heads=HEADS, dk=DK, dv=DV, lam_width=CAPACITY), g=None)
     segmentations: dict[str, Segmentation] = {
-        rule: segment(stream.k, stream.v, tau=TAU, capacity=CAPACITY, merge=rule) for rule in RULES
+        rule: segment(stream.k, stream.v, tau=TAU, capacity=CAPACITY, merge=rule) for rule in MERGES
     }
     heads = [partitions(stream, segmentations, head) for head in range(HEADS)]
+    sizes = {"seed": seed, "length": LENGTH, "heads": HEADS, "dk": DK, "dv": DV}
     figures: dict[str, Any] = {
-        "stream": {
-            "seed": seed,
-            "length": LENGTH,
-            "heads": HEADS,
-            "dk": DK,
-            "dv": DV,
-            "segments": int(stream.changes.sum()),
-        },
+        "stream": {**sizes, "segments": int(stream.changes.sum())},
         "tau": TAU,
         "capacity": CAPACITY,
         "partitions": [summary(rows, segmentations) for rows in zip(*heads, strict=True)],
@@ -94,20 +87,13 @@ def summary(heads: tuple[Partition, ...], segmentations: dict[str, Segmentation]
 
 def time_operators(stream: Stream) -> list[dict[str, Any]]:
     """Run each operator on the stream once."""
-    q, k, v, lam = stream.q, stream.k, stream.v, stream.lam
-    calls: dict[str, Callable[[], tuple[Tensor, object]]] = {
-        "dynamic": lambda: dynamic_linear_attention(q, k, v, lam, tau=TAU, capacity=CAPACITY, output_final_state=True),
-        "log_linear": lambda: log_linear_attention(q, k, v, lam, output_final_state=True),
-        "linear": lambda: linear_attention(q, k, v, output_final_state=True),
-    }
     rows = []
-    for name, call in calls.items():
+    for name, memory in {"dynamic": "dynamic", "log_linear": "log_linear", "linear": "single"}.items():
         start = time.perf_counter()
         with torch.no_grad():
-            output, state = call()
+            output, state = stream.attend(memory, CAPACITY, output_final_state=True)
         seconds = time.perf_counter() - start
-        size = getattr(state, "nbytes", None)
-        rows.append({"operator": name, "output": list(output.shape), "seconds": seconds, "state bytes": size})
+        rows.append({"operator": name, "output": list(output.shape), "seconds": seconds, "state bytes": state.nbytes})
     return rows
 
 

@@ -30,11 +30,8 @@ def deviation_bound(
         (bound, deviation), two scalars: the right side, and |y(q) − ỹ(q)| itself.
     """
     lengths = _check(u, blocks, q, representatives)
-    u, q = u.detach().double(), q.detach().double()
-    owner = torch.repeat_interleave(torch.arange(len(lengths), device=u.device), lengths)  # [T]
-    means = block_means(u, lengths) if representatives is None else representatives.detach().double().to(u.device)
-    residual = u - means[owner]  # [T, d]
-    heterogeneity = u.new_zeros(len(lengths)).index_add_(0, owner, residual.square().sum(-1))  # [blocks]
+    q = q.detach().double()
+    residual, heterogeneity = _residuals(u, lengths, representatives)
     bound = q.norm() * (lengths.double() * heterogeneity).sqrt().sum()
     # y − ỹ = Σ_t q·(u_t − ū): summing residuals keeps the digits that a difference of two large sums would lose.
     return bound, (residual @ q).sum().abs()
@@ -42,20 +39,19 @@ def deviation_bound(
 
 def block_heterogeneity(u: Tensor, blocks: Sequence[int] | Tensor) -> Tensor:
     """Σ_{t∈C_i} ‖u_t − mean_i‖² of each block. u [T, d] -> [blocks], float64."""
-    lengths = _check_blocks(blocks, _check_contributions(u), u.device)
+    return _residuals(u, _check_blocks(blocks, _check_contributions(u), u.device))[1]
+
+
+def _residuals(u: Tensor, lengths: Tensor, representatives: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """What the representatives (None: the means) leave of each contribution [T, d], and its squares in a block."""
     u = u.detach().double()
-    owner = torch.repeat_interleave(torch.arange(len(lengths), device=u.device), lengths)
-    residual = u - block_means(u, lengths)[owner]
-    return u.new_zeros(len(lengths)).index_add_(0, owner, residual.square().sum(-1))
-
-
-def block_means(u: Tensor, lengths: Tensor) -> Tensor:
-    """Means of contiguous blocks. u [T, d], lengths [blocks] (int64, positive, summing to T) -> [blocks, d]."""
-    owner = torch.repeat_interleave(torch.arange(len(lengths), device=u.device), lengths)
-    first = u[lengths.cumsum(0) - lengths]  # [blocks, d]
-    # Relative to the block's first token, so that a constant block has exactly its constant as mean.
-    excess = torch.zeros_like(first).index_add_(0, owner, u - first[owner])
-    return first + excess / lengths.unsqueeze(-1)
+    owner = torch.repeat_interleave(torch.arange(len(lengths), device=u.device), lengths)  # [T]
+    if representatives is None:
+        first = u[lengths.cumsum(0) - lengths]  # [blocks, d]
+        # Relative to the block's first token, so that a constant block has exactly its constant as mean.
+        representatives = first + torch.zeros_like(first).index_add_(0, owner, u - first[owner]) / lengths[:, None]
+    residual = u - representatives.detach().double().to(u.device)[owner]
+    return residual, u.new_zeros(len(lengths)).index_add_(0, owner, residual.square().sum(-1))
 
 
 def fenwick_blocks(length: int) -> list[int]:

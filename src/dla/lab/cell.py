@@ -1,7 +1,5 @@
 """One cell of a grid: a model, a task and a seed, trained and measured."""
 
-import hashlib
-import json
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
@@ -13,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import dla
+from dla.fingerprint import json_fingerprint
 from dla.lab.controls import control
 from dla.lab.measure import memory_figures, skipping_figures
 from dla.lab.tasks import NO_TARGET, Task, make_task
@@ -68,8 +67,7 @@ class Cell:
 
     @property
     def key(self) -> str:
-        text = json.dumps(asdict(self), sort_keys=True)
-        return hashlib.sha256(text.encode()).hexdigest()[:16]
+        return json_fingerprint(asdict(self))[:16]
 
     def tasks(self) -> list[Task]:
         """The task, and those of the evaluations."""

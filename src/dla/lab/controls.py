@@ -9,6 +9,7 @@ from torch import Tensor
 
 from dla.lab.pairs import pairs
 from dla.lab.probe import replace_memories, use_probe
+from dla.layers.call import Call
 from dla.layers.memory import SHARPNESS, LogLinearMemory, Operands, inverse_softplus
 from dla.models import DLAForCausalLM
 from dla.names import check_choice
@@ -26,8 +27,8 @@ class RoutedLevels(LogLinearMemory):
         super().__init__(hidden_size, heads, levels, slot_bias)
         self.sharpness = torch.nn.Parameter(torch.full((heads,), inverse_softplus(SHARPNESS)))
 
-    def attend(self, x: Tensor, made: Operands, past: Any, notes: Any, **options: Any) -> tuple[Tensor, State | None]:
-        if past is not None or options["cu_seqlens"] is not None or options["output_final_state"]:
+    def attend(self, x: Tensor, made: Operands, call: Call) -> tuple[Tensor, State | None]:
+        if call.past is not None or call.packing.lengths is not None:
             raise ValueError("routed levels are a control for training on whole sequences: no cache, no packing")
         heads, time = made.v.shape[2], made.v.shape[1]
         q, k = (z.transpose(1, 2).repeat_interleave(heads // z.shape[2], 1) for z in (made.q, made.k))  # [B, H, T, dk]

@@ -5,7 +5,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
-from transformers.utils.logging import disable_progress_bar
 
 from dla.inspect.observe import observe
 from dla.lab.cell import EVALUATION_SEED, Cell
@@ -13,6 +12,7 @@ from dla.lab.grid import Grid, read_grid
 from dla.lab.report import run as report
 from dla.lab.run import run_grid
 from dla.models import DLAForCausalLM
+from dla.models.load import load_model
 
 GRID = Path(__file__).parent / "grids" / "demo.toml"
 SHOWN = "DLA, recommended"
@@ -63,8 +63,7 @@ def draw(cell: Cell, folder: Path, picture: Path) -> None:
     """What the trained model's memory kept of one sequence."""
     from dla.inspect.memory_picture import draw_memory
 
-    disable_progress_bar()
-    model = DLAForCausalLM.from_pretrained(folder).eval()
+    model = load_model(str(folder), dtype=None, device="cpu")
     sample = cell.tasks()[0].sample(1, EVALUATION_SEED)
     with torch.no_grad(), observe(model) as seen:
         model(sample.ids, use_cache=False, logits_to_keep=1)

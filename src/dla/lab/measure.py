@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dla.bench.streams import describe
+from dla.inspect.figures import describe
 from dla.inspect.observe import observe
 from dla.inspect.skipping import skipping
 from dla.models import DLAConfig, DLAForCausalLM

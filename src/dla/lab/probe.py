@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dla.lab.pairs import decayed, pairs, written
+from dla.layers.call import Call
 from dla.layers.memory import DynamicMemory, FactoredSlotWeights, Memory, Operands
 from dla.layers.mixer import LinearMixer
 from dla.models import DLAForCausalLM
@@ -74,8 +75,8 @@ class ProbedMemory(DynamicMemory):
         self.factors = nn.Parameter(torch.zeros(heads, len(probe.seen))) if probe.seen else None
         self.tau = nn.Parameter(torch.full((heads,), float(self.rules["tau"])), requires_grad=probe.learned_tau)
 
-    def attend(self, x: Tensor, made: Operands, past: Any, notes: Any, **options: Any) -> tuple[Tensor, State | None]:
-        if past is not None or options["cu_seqlens"] is not None or options["output_final_state"]:
+    def attend(self, x: Tensor, made: Operands, call: Call) -> tuple[Tensor, State | None]:
+        if call.past is not None or call.packing.lengths is not None:
             raise ValueError("a probe is a control for training on whole sequences: no cache, no packing")
         if self.soft and self.probe.erase == "own":
             raise ValueError('erase="own" needs the hard gate')

@@ -1,12 +1,10 @@
 """Softmax attention with rotary positions and grouped keys: the Transformer's mixer, and that of hybrids."""
 
-from typing import Any
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dla.layers.mixer import LayerPast
+from dla.layers.call import Call
 from dla.layers.packing import Packing
 from dla.ops.state import State
 from dla.ops.state.base import FLOATS, expect, expect_all, expect_length
@@ -110,11 +108,10 @@ class Attention(nn.Module):
         self.o_proj = nn.Linear(heads * head_dim, hidden_size, bias=False)
         self.rotary = Rotary(head_dim, rope_theta)
 
-    def forward(
-        self, x: Tensor, packing: Packing, past: LayerPast | None = None, notes: dict[str, Any] | None = None
-    ) -> Tensor:
+    def forward(self, x: Tensor, call: Call) -> Tensor:
         """[B, T, hidden] -> [B, T, hidden]"""
         q, k, v = (proj(x).unflatten(-1, (-1, self.head_dim)) for proj in (self.q_proj, self.k_proj, self.v_proj))
+        packing, past = call.packing, call.past
         before: KVState | None = None if past is None else past.state
         if before is None:
             before = KVState.empty(k, packing.sequences, self.window)

@@ -5,6 +5,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from dla.layers.fused import linear
+from dla.layers.fused.program import Program
 from dla.layers.projected import ProjectedMixer
 from dla.ops.problem import compute_dtype
 
@@ -22,3 +23,6 @@ class DeltaNet(ProjectedMixer):
     def transition(self, x: Tensor) -> tuple[Tensor | None, Tensor | None]:
         beta = linear(self.b_proj, x).to(compute_dtype(x.dtype)).sigmoid()
         return None, self.largest_step * beta
+
+    def transition_decoding(self, program: Program, x: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        return None, program.map("sigmoid", program.linear(self.b_proj, x), scale=self.largest_step)

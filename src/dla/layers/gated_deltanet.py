@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from dla.layers.deltanet import DeltaNet
 from dla.layers.fused import linear
+from dla.layers.fused.program import Program
 from dla.layers.mixer import reset_decay, reset_time_step
 from dla.ops.problem import compute_dtype
 
@@ -31,3 +32,8 @@ class GatedDeltaNet(DeltaNet):
         dtype = compute_dtype(x.dtype)
         step = F.softplus(linear(self.a_proj, x).to(dtype) + self.dt_bias.to(dtype))
         return -step * self.A_log.to(dtype).exp(), beta
+
+    def transition_decoding(self, program: Program, x: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        _, beta = super().transition_decoding(program, x)
+        a = program.linear(self.a_proj, x)
+        return program.time_step(a, a, self.dt_bias, self.A_log)[1], beta  # no value is multiplied by the step

@@ -1,16 +1,15 @@
 """Mamba-2: input-dependent decay and write, keys and queries shared by a group of heads."""
 
-from typing import Any
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from dla.layers.call import Call, LayerPast
 from dla.layers.fused import linear, split_linear, time_step
+from dla.layers.fused.program import Program, UnfusedError
 from dla.layers.memory import Memory, Operands
-from dla.layers.mixer import LayerPast, LinearMixer, reset_decay, reset_time_step
+from dla.layers.mixer import LinearMixer, reset_decay, reset_time_step
 from dla.layers.norms import GatedRMSNorm
-from dla.layers.packing import Packing
 from dla.ops.problem import compute_dtype
 
 NO_LIMIT = (0.0, float("inf"))  # of the time step
@@ -54,17 +53,30 @@ class Mamba2(LinearMixer):
         reset_decay(self.A_log, 1, 16)
         nn.init.ones_(self.D)
 
-    def forward(
-        self, x: Tensor, packing: Packing, past: LayerPast | None = None, notes: dict[str, Any] | None = None
-    ) -> Tensor:
+    def forward(self, x: Tensor, call: Call) -> Tensor:
         """[B, T, hidden] -> [B, T, hidden]"""
         gate, inner, step = split_linear(self.in_proj, x, [self.value_size, self.channels, self.heads])
-        inner = self.convolve(inner, packing, past)
+        inner = self.convolve(inner, call)
         dtype = compute_dtype(x.dtype)
         values, k, q = inner.to(dtype).split([self.value_size, self.key_size, self.key_size], -1)
         v, g = self._written(values, step.to(dtype))
-        o = self.remember(x, Operands(self.features(q), self.features(k), v, g=g), packing, past, notes)
+        o = self.memory(x, Operands(self.features(q), self.features(k), v, g=g), call)
         return linear(self.out_proj, self.norm(o.flatten(-2), gate, values, self.D.to(dtype)).to(x.dtype))
+
+    def decoding(self, program: Program, x: Tensor, past: LayerPast, plus: Tensor) -> Tensor:
+        if self.time_step_limit != NO_LIMIT:
+            raise UnfusedError("limits of the time step")
+        gate, inner, step = program.linear(self.in_proj, x).split([self.value_size, self.channels, self.heads], -1)
+        at, parts = 0, []
+        for part in inner.split([self.value_size, self.key_size, self.key_size], -1):
+            parts.append(program.convolve(self.conv1d, part, past.tail, at))
+            at += part.shape[-1]
+        values, k, q = parts
+        v, g = program.time_step(values, step, self.dt_bias, self.A_log)
+        made = Operands(self.features_decoding(program, q), self.features_decoding(program, k), v, g=g)
+        o = self.memory.decoding(program, x, made).flatten(-2)
+        skip = program.map("same", self.D, each=self.head_v_dim, rows=1).flatten()
+        return program.linear(self.out_proj, program.norm(self.norm, o, gate, values, skip), plus)
 
     def _written(self, values: Tensor, step: Tensor) -> tuple[Tensor, Tensor]:
         """v [B, T, H, dv] and g [B, T, H] of values [B, T, H * dv] and the time step's projection [B, T, H]."""

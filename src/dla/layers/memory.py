@@ -13,8 +13,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from dla.layers.call import Call
 from dla.layers.fused import dense, linear, scaled_softplus
-from dla.layers.packing import Packing
+from dla.layers.fused.program import Program, UnfusedError
 from dla.ops import Segmentation, dynamic_linear_attention, linear_attention, log_linear_attention, segment
 from dla.ops.problem import compute_dtype
 from dla.ops.rules import SlotOrder
@@ -46,6 +47,10 @@ class SlotWeights(nn.Module):
         dtype = compute_dtype(x.dtype)
         lam = made.unflatten(-1, self.L.shape).to(dtype) * self.L.to(dtype)
         return F.softplus(lam if self.bias is None else lam + self.bias.to(dtype))
+
+    def decoding(self, program: Program, x: Tensor) -> Tensor:
+        lam = program.softplus(program.linear(self.proj, x), self.L, self.bias)
+        return lam.unflatten(-1, self.L.shape)
 
 
 class FactoredSlotWeights(nn.Module):
@@ -90,37 +95,37 @@ class Operands:
 class Memory(nn.Module, ABC):
     """What all memories share: a past to go on from and a state to keep."""
 
-    def forward(
-        self,
-        x: Tensor,
-        made: Operands,
-        packing: Packing,
-        past: State | None = None,
-        keep: bool = False,
-        notes: dict[str, Any] | None = None,
-    ) -> tuple[Tensor, State | None]:
-        """The layer's input x [B, T, hidden] and what its backbone made -> outputs [B, T, H, dv] and the state.
+    def forward(self, x: Tensor, made: Operands, call: Call) -> Tensor:
+        """What it answers [B, T, H, dv] to the layer's input x [B, T, hidden] and what its backbone made of it.
 
-        ``past`` is used up: the state returned may live in its memory. ``notes``, given where this call may be repeated
-        for its gradient, keeps what the repetition must not decide anew.
+        This call's tokens are taken in: the past, if there is one, holds the state after them.
         """
-        return self.attend(x, made, past, notes, output_final_state=keep, cu_seqlens=packing.cu_seqlens)
+        o, state = self.attend(x, made, call)
+        if call.past is not None:
+            call.past.state = state
+        return o
 
     @abstractmethod
-    def attend(self, x: Tensor, made: Operands, past: Any, notes: Any, **options: Any) -> tuple[Tensor, State | None]:
+    def attend(self, x: Tensor, made: Operands, call: Call) -> tuple[Tensor, State | None]:
         """The operator's call."""
 
+    def options(self) -> tuple[object, ...]:
+        """By what, beside its operands and their scale, one call of the operator differs from another."""
+        raise UnfusedError(type(self).__name__)
 
-def _inplace(past: State | None, made: Operands, options: dict[str, Any]) -> bool:
-    """Whether to write to the past, which is used up: where its successor is wanted, or for one token anyway."""
-    return past is not None and (options["output_final_state"] or made.v.shape[1] == 1)
+    def decoding(self, program: Program, x: Tensor, made: Operands) -> Tensor:
+        """``forward`` for one token of every sequence, as pieces of a program."""
+        return program.decode(self, made)
 
 
 class SingleMemory(Memory):
     """One state."""
 
-    def attend(self, x: Tensor, made: Operands, past: Any, notes: Any, **options: Any) -> tuple[Tensor, State | None]:
-        return linear_attention(**vars(made), initial_state=past, inplace=_inplace(past, made, options), **options)
+    def attend(self, x: Tensor, made: Operands, call: Call) -> tuple[Tensor, State | None]:
+        return linear_attention(**vars(made), **call.carried(call.state, x.shape[1]))
+
+    def options(self) -> tuple[object, ...]:
+        return ("single",)
 
 
 class LogLinearMemory(Memory):
@@ -130,11 +135,14 @@ class LogLinearMemory(Memory):
         super().__init__()
         self.slots = SlotWeights(hidden_size, heads, levels, slot_bias)
 
-    def attend(self, x: Tensor, made: Operands, past: Any, notes: Any, **options: Any) -> tuple[Tensor, State | None]:
-        lam = self.slots(x)
-        return log_linear_attention(
-            **vars(made), lam=lam, initial_state=past, inplace=_inplace(past, made, options), **options
-        )
+    def attend(self, x: Tensor, made: Operands, call: Call) -> tuple[Tensor, State | None]:
+        return log_linear_attention(**vars(made), lam=self.slots(x), **call.carried(call.state, x.shape[1]))
+
+    def options(self) -> tuple[object, ...]:
+        return ("log_linear",)
+
+    def decoding(self, program: Program, x: Tensor, made: Operands) -> Tensor:
+        return program.decode(self, made, self.slots.decoding(program, x))
 
 
 class DynamicMemory(Memory):
@@ -194,7 +202,8 @@ class DynamicMemory(Memory):
             sharpness = sharpness + dense(x, self.sharpness_map).to(sharpness.dtype)
         return F.softplus(sharpness)
 
-    def attend(self, x: Tensor, made: Operands, past: Any, notes: Any, **options: Any) -> tuple[Tensor, State | None]:
+    def attend(self, x: Tensor, made: Operands, call: Call) -> tuple[Tensor, State | None]:
+        past = call.state
         if past is not None:
             past = past.resized(self.rules["capacity"])
         return dynamic_linear_attention(
@@ -204,24 +213,38 @@ class DynamicMemory(Memory):
             slot_order=self.slot_order,
             route=self.route(x),
             temperature=self.temperature if self.soft else None,
-            segmentation=self._noted(made, notes, options["cu_seqlens"]),
-            initial_state=past,
-            inplace=_inplace(past, made, options),
+            segmentation=self._noted(made, call),
             state_dtype=self.state_dtype,
-            **options,
+            **call.carried(past, x.shape[1]),
         )
+
+    def options(self) -> tuple[object, ...]:
+        rules, (tau, capacity, merge, score, block) = self.rules, self.rule_names
+        first = rules[tau], rules[capacity], rules[merge], rules[score]
+        return "dynamic", *first, self.slot_order, rules[block], None, self.state_dtype
+
+    def decoding(self, program: Program, x: Tensor, made: Operands) -> Tensor:
+        if not isinstance(self.slots, SlotWeights):
+            raise UnfusedError("slot weights of a low rank")
+        route = None
+        if self.sharpness is not None:
+            if self.sharpness_map is None:
+                route = program.softplus(self.sharpness)
+            else:
+                route = program.softplus(program.product(x, self.sharpness_map), None, self.sharpness)
+        return program.decode(self, made, self.slots.decoding(program, x), route)
 
     def decide(self, made: Operands, cu_seqlens: Tensor | None = None) -> Segmentation:
         """The decisions for sequences from their start."""
         return segment(made.k, made.v, made.g, made.beta, **self.rules, cu_seqlens=cu_seqlens)
 
-    def _noted(self, made: Operands, notes: dict[str, Any] | None, cu_seqlens: Tensor | None) -> Segmentation | None:
+    def _noted(self, made: Operands, call: Call) -> Segmentation | None:
         """The decisions of the first pass, for a call that may be repeated."""
-        if notes is None:
+        if call.notes is None:
             return None
-        if "segmentation" not in notes:
-            notes["segmentation"] = self.decide(made, cu_seqlens)
-        return notes["segmentation"]
+        if "segmentation" not in call.notes:
+            call.notes["segmentation"] = self.decide(made, call.packing.cu_seqlens)
+        return call.notes["segmentation"]
 
     def extra_repr(self) -> str:
         return ", ".join(f"{name}={value}" for name, value in self.rules.items() if value is not None)

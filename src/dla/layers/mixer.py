@@ -1,26 +1,17 @@
 """What linear mixers share: the short convolution, the feature map, the memory and the cache."""
 
 import math
-from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from dla.layers.call import Call, LayerPast
 from dla.layers.conv import ShortConv
-from dla.layers.memory import Memory, Operands
-from dla.layers.packing import Packing
-from dla.ops.state import State
+from dla.layers.fused.program import Program, UnfusedError
+from dla.layers.memory import Memory
 
 STEP_RANGE = (1e-3, 1e-1)  # of the time step, at the start
-
-
-class LayerPast(Protocol):
-    """What a layer keeps between calls."""
-
-    state: Any  # State | None
-    tail: Tensor | None  # [sequences, conv_size - 1, channels] last inputs of the convolution
-    keep: bool  # whether the next call goes on from this one; if not, the state after it need not be made
 
 
 class FeatureMap(nn.Module):
@@ -40,7 +31,7 @@ class FeatureMap(nn.Module):
 
 
 class LinearMixer(nn.Module):
-    """A mixer over a memory. Backbones project, ``convolve``, make operands, ``remember`` and project back."""
+    """A mixer over a memory. Backbones project, ``convolve``, make operands, ask the memory and project back."""
 
     def __init__(self, memory: Memory, *, heads: int, key_heads: int, head_k_dim: int, head_v_dim: int) -> None:
         super().__init__()
@@ -58,11 +49,12 @@ class LinearMixer(nn.Module):
         if kind == "learned":
             self.feature_map = FeatureMap(self.key_heads, self.head_k_dim)
 
-    def convolve(self, x: Tensor, packing: Packing, past: LayerPast | None) -> Tensor:
+    def convolve(self, x: Tensor, call: Call) -> Tensor:
         """The short convolution of x [B, T, channels] with its SiLU, or the SiLU alone."""
         if self.conv1d is None:
             return F.silu(x)
-        y, tail = self.conv1d(x, packing, None if past is None else past.tail, past is not None)
+        past = call.past
+        y, tail = self.conv1d(x, call.packing, None if past is None else past.tail, past is not None)
         if past is not None:
             past.tail = tail
         return y
@@ -72,17 +64,14 @@ class LinearMixer(nn.Module):
         x = x.unflatten(-1, (self.key_heads, self.head_k_dim))
         return x if self.feature_map is None else self.feature_map(x)
 
-    def remember(
-        self, x: Tensor, made: Operands, packing: Packing, past: LayerPast | None, notes: dict[str, Any] | None
-    ) -> Tensor:
-        """What the memory answers [B, T, H, dv], having taken in this call's tokens."""
-        before: State | None = None if past is None else past.state
-        if before is not None and before.length.is_inference() and not torch.is_inference_mode_enabled():
-            before = before.clone()  # read in inference mode, where tensors cannot be changed from outside
-        o, state = self.memory(x, made, packing, before, past is not None and past.keep, notes)
-        if past is not None:
-            past.state = state
-        return o
+    def decoding(self, program: Program, x: Tensor, past: LayerPast, plus: Tensor) -> Tensor:
+        """What ``forward`` does to one token of every sequence, as pieces of a program; ``plus`` is added to it."""
+        raise UnfusedError(type(self).__name__)
+
+    def features_decoding(self, program: Program, x: Tensor) -> Tensor:
+        """``features`` of a token."""
+        x = x if self.feature_map is None else program.by_head(x, self.feature_map.weight)
+        return x.unflatten(-1, (self.key_heads, self.head_k_dim))
 
 
 def fill(parameter: nn.Parameter, value: Tensor) -> None:

@@ -4,6 +4,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dla.layers.fused import swiglu_mlp
+from dla.layers.fused.program import Program
 
 
 class SwiGLU(nn.Module):
@@ -19,3 +20,8 @@ class SwiGLU(nn.Module):
         if (y := swiglu_mlp(x, self.gate_proj, self.up_proj, self.down_proj)) is not None:
             return y
         return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+
+    def decoding(self, program: Program, x: Tensor, plus: Tensor) -> Tensor:
+        """``forward`` for one token of every sequence, as pieces of a program, and ``plus`` added to it."""
+        hidden = program.swiglu(program.linear(self.gate_proj, x), program.linear(self.up_proj, x))
+        return program.linear(self.down_proj, hidden, plus)

@@ -1,6 +1,7 @@
 """What a model remembers between calls: per layer a state and the tail of its convolution."""
 
 import json
+from collections.abc import Sequence
 from os import PathLike
 from typing import Any, NoReturn, Self
 
@@ -31,7 +32,6 @@ class LayerCache(CacheLayerMixin):
         super().__init__()
         self.state: State | None = None  # of a memory, or the keys and values of softmax attention
         self.tail: Tensor | None = None  # [batch, conv_size - 1, channels]
-        self.keep = True  # False: the next call is the last one, and leaves no state
         self.seen = 0  # columns of the batch taken in, padding included: what generate() counts
 
     def tensors(self) -> dict[str, Tensor]:
@@ -56,6 +56,19 @@ class LayerCache(CacheLayerMixin):
         new.state = None if self.state is None else self.state.select(indices.to(self.state.device))
         new.tail = None if self.tail is None else self.tail.index_select(0, indices.to(self.tail.device))
         return new
+
+    @staticmethod
+    def cat(layers: "Sequence[LayerCache]") -> "LayerCache":
+        """A layer's pasts in several batches, which are used up, as one batch."""
+        if len(layers) == 1:
+            return layers[0]
+        joined = LayerCache()
+        joined.seen = max(layer.seen for layer in layers)
+        states = [layer.state for layer in layers if layer.state is not None]
+        tails = [layer.tail for layer in layers if layer.tail is not None]
+        joined.state = State.cat(states) if states else None
+        joined.tail = torch.cat(tails) if tails else None
+        return joined
 
     # what transformers calls
 
@@ -133,6 +146,13 @@ class DLACache(Cache):
         new = DLACache(0)
         new.layers = [layer.select(indices) for layer in self.layers]
         return new
+
+    @staticmethod
+    def cat(caches: "Sequence[DLACache]") -> "DLACache":
+        """Caches, which are used up, as one batch, in order."""
+        joined = DLACache(0)
+        joined.layers = [LayerCache.cat(layers) for layers in zip(*(cache.layers for cache in caches), strict=True)]
+        return joined
 
     def to(self, device: torch.device | str) -> Self:
         """Move everything to a device."""

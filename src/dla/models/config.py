@@ -29,10 +29,7 @@ Depth = Annotated[Count, Limit(f"an integer <= {MOST_LAYERS}", lambda x: x <= MO
 ConvSize = Annotated[int, Limit("0 (no convolution) or at least 2", lambda x: x == 0 or x >= 2), SIZED]
 Capacity = Annotated[int, Limit("an integer >= 2", lambda x: x >= 2), SIZED]
 EndTokens = OpenSize | list[OpenSize] | None
-Range = Annotated[
-    tuple[float, ...] | list[float],
-    Limit("two numbers, the least and the most", lambda x: len(x) == 2 and 0 <= x[0] <= x[1]),
-]
+Range = Annotated[tuple[float, float], Limit("two numbers, the least and the most", lambda x: 0 <= x[0] <= x[1])]
 
 
 def _is_dtype(value: object) -> bool:

@@ -4,26 +4,20 @@ import json
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
-from transformers.utils import logging as transformers_logging
+from transformers import GenerationConfig
 
-from dla.machine import ensure_half_precision
 from dla.models.cache import DLACache, check_cache
 from dla.models.causal_lm import DLAForCausalLM
-from dla.models.config import DLAConfig, EndTokens, check_saved
+from dla.models.config import DLAConfig
 from dla.models.info import kv_cache_bytes
-from dla.models.presets import find_config
-from dla.ops.state import DynamicState
-from dla.text import ByteTokenizer, decoder, model_tokenizer
-from dla.typed import convert
-
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+from dla.models.load import find_config, is_preset, load_model
+from dla.text import ByteTokenizer, decoder, model_tokenizer, without_escapes
 
 
 @dataclass
@@ -84,8 +78,6 @@ class Options:
     json: bool = False
 
     def __post_init__(self) -> None:
-        if self.dtype not in DTYPES:
-            raise ValueError(f"dtype must be one of {', '.join(DTYPES)}, got {self.dtype!r}")
         if self.max_new_tokens < 0:
             raise ValueError(f"max_new_tokens must be >= 0, got {self.max_new_tokens}")
         if self.prefill_chunk < 1:
@@ -196,7 +188,7 @@ def tokens(
         logits, cache = read(model, torch.tensor([[token]], device=logits.device), cache)
 
 
-def stop_tokens(config: DLAConfig) -> set[int]:
+def stop_tokens(config: DLAConfig | GenerationConfig) -> set[int]:
     """The tokens that end a text."""
     eos = config.eos_token_id
     return set() if eos is None else {eos} if isinstance(eos, int) else set(eos)
@@ -212,55 +204,6 @@ def run(**asked: Any) -> int:
     return made.go()
 
 
-def load_model(options: Options) -> tuple[DLAForCausalLM, bool]:
-    """The model, and whether its weights are random."""
-    device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
-    dtype = DTYPES[options.dtype]
-    if torch.device(device).type == "cpu":
-        ensure_half_precision(dtype)
-    random = not Path(options.model).is_dir()
-    if random:
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(0)  # not --seed: a saved context is of use with the same weights only
-            model = DLAForCausalLM(find_config(options.model, options.memory)).to(dtype)
-    else:
-        model = _saved_model(options.model, dtype)
-    if options.tau is not None or options.capacity is not None:
-        model.set_memory(tau=options.tau, capacity=options.capacity)
-    return model.to(device).eval(), random
-
-
-def _saved_model(folder: str, dtype: torch.dtype) -> DLAForCausalLM:
-    """The model of a folder; whatever is wrong with its files is a ValueError or an OSError of one line."""
-    check_saved(folder)
-    try:
-        with _progress_for_people():
-            model: DLAForCausalLM = DLAForCausalLM.from_pretrained(folder, dtype=dtype)
-    except Exception as error:  # transformers trusts the files beside the weights, and fails on them in many ways
-        if isinstance(error, ValueError | OSError) and folder in str(error):
-            raise
-        reason = "the weights have other shapes than config.json says"
-        if "ignore_mismatched_sizes" not in str(error):
-            reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
-        raise ValueError(f"{folder} cannot be loaded: {reason}") from error
-    settings = Path(folder) / "generation_config.json"
-    convert(f"{settings}: eos_token_id", model.generation_config.eos_token_id, EndTokens)
-    return model
-
-
-@contextmanager
-def _progress_for_people() -> Iterator[None]:
-    """Without the progress bars of transformers, unless somebody is looking."""
-    enabled = transformers_logging.is_progress_bar_enabled()
-    if not sys.stderr.isatty():
-        transformers_logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        if enabled:
-            transformers_logging.enable_progress_bar()
-
-
 def load_cache(options: Options, model: DLAForCausalLM) -> DLACache | None:
     """The context to go on from, if it is one of a model like this."""
     if options.load_context is None:
@@ -268,9 +211,6 @@ def load_cache(options: Options, model: DLAForCausalLM) -> DLACache | None:
     cache = DLACache.load(options.load_context, device=str(model.device))
     try:
         check_cache(cache, model.config, batch=1)
-        for layer in cache.layers:
-            if isinstance(layer.state, DynamicState):  # refuses a capacity that is too small now, not in the middle
-                layer.state = layer.state.resized(model.config.capacity)
     except ValueError as error:
         raise ValueError(f"load_context does not fit the model: {error} ({options.load_context})") from error
     return cache
@@ -283,8 +223,8 @@ def encode_prompt(options: Options, tokenizer: Any) -> Tensor:
     else:
         data = sys.stdin.buffer.read() if options.file is None else options.file.read_bytes()
         text = data.decode("utf-8", errors="surrogateescape")
-    if not isinstance(tokenizer, ByteTokenizer):  # others know no bytes outside of characters
-        text = text.encode("utf-8", errors="surrogateescape").decode("utf-8", errors="replace")
+    if not isinstance(tokenizer, ByteTokenizer):
+        text = without_escapes(text)
     # a text that goes on has been opened already
     ids = tokenizer.encode(text, add_special_tokens=options.load_context is None)
     if not ids:
@@ -299,16 +239,16 @@ class _Run:
         """Load what is needed, and refuse what cannot be done."""
         self.options = options
         self.sampling = Sampling(options.temperature, options.top_p, options.top_k, options.seed)
-        check_saved(options.model)
         vocab_size = find_config(options.model, options.memory).vocab_size
         self.tokenizer = model_tokenizer(options.model, options.tokenizer, vocab_size)
         self.prompt = encode_prompt(options, self.tokenizer)
-        self.model, random = load_model(options)
+        chosen = ("memory", "dtype", "device", "tau", "capacity")
+        self.model = load_model(options.model, **{name: getattr(options, name) for name in chosen})
         self.cache = load_cache(options, self.model)
-        self.figures = Figures(options.model, options.dtype, random)
+        self.figures = Figures(options.model, options.dtype, is_preset(options.model))
         if self.cache is not None:
             self.figures.context_tokens = self.cache.get_seq_length()
-        if random:
+        if self.figures.random_weights:
             print(f"{options.model} is a preset: its weights are random, and so is the text", file=sys.stderr)
 
     def go(self) -> int:

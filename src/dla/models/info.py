@@ -36,9 +36,11 @@ from typing import Any
 
 import torch
 
+from dla.models.causal_lm import DLAForCausalLM
 from dla.models.config import MEMORIES, DLAConfig
 from dla.models.configurations import CONFIGURATIONS
-from dla.models.presets import find_config, preset
+from dla.models.load import find_config
+from dla.models.presets import preset
 from dla.ops.state import DynamicState, LinearState, LogLinearState, State
 from dla.report import table
 
@@ -145,8 +147,6 @@ def variants(config: DLAConfig, memories: Sequence[str] | None = None) -> dict[s
 
 def count_parameters(config: DLAConfig) -> tuple[dict[str, int], int]:
     """Parameters by part, and how many multiplications the linear maps take for a token."""
-    from dla.models.causal_lm import DLAForCausalLM
-
     with torch.device("meta"):
         model = DLAForCausalLM(config)
     parts = dict.fromkeys(("embeddings", "output_head", "mixers", "lam", "routing", "mlps", "norms"), 0)

@@ -10,7 +10,10 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import BaseModelOutputWithPast
 from transformers.utils import can_return_tuple, logging
 
+from dla.layers.call import Call
+from dla.layers.fused.program import Program, decoded
 from dla.layers.memory import DynamicMemory
+from dla.layers.mixer import LinearMixer
 from dla.layers.mlp import SwiGLU
 from dla.layers.norms import RMSNorm
 from dla.layers.packing import Packing, find_packing
@@ -18,7 +21,7 @@ from dla.machine import ensure_half_precision
 from dla.models.build import make_mixer
 from dla.models.cache import DLACache, LayerCache, check_cache
 from dla.models.config import DLAConfig
-from dla.ops.checks import check_rules, check_temperature
+from dla.ops.checks import check_rules, check_state_dtype, check_temperature
 from dla.ops.rules import Rules
 
 logger = logging.get_logger(__name__)
@@ -36,18 +39,21 @@ class DLABlock(GradientCheckpointingLayer):
             self.mlp_norm = RMSNorm(config.hidden_size, config.norm_eps)
             self.mlp = SwiGLU(config.hidden_size, config.intermediate_size)
 
-    def forward(
-        self,
-        hidden: Tensor,
-        packing: Packing,
-        past_key_values: LayerCache | None = None,
-        notes: dict[str, Any] | None = None,
-    ) -> Tensor:
+    def forward(self, hidden: Tensor, call: Call) -> Tensor:
         """[B, T, hidden] -> [B, T, hidden]"""
-        hidden = hidden + self.mixer(self.norm(hidden), packing, past_key_values, notes)
+        if (next_hidden := decoded(self, hidden, call)) is not None:
+            return next_hidden
+        hidden = hidden + self.mixer(self.norm(hidden), call)
         if self.mlp is not None:
             hidden = hidden + self.mlp(self.mlp_norm(hidden))
         return hidden
+
+    def decoding(self, program: Program, x: Tensor, past: LayerCache) -> None:
+        """``forward`` for one token of every sequence, as pieces of a program."""
+        assert isinstance(self.mixer, LinearMixer)
+        x = self.mixer.decoding(program, program.norm(self.norm, x), past, plus=x)
+        if self.mlp is not None:
+            self.mlp.decoding(program, program.norm(self.mlp_norm, x), plus=x)
 
 
 class DLAPreTrainedModel(PreTrainedModel):
@@ -101,8 +107,10 @@ class DLAPreTrainedModel(PreTrainedModel):
         elif callable(reset := getattr(module, "reset_parameters", None)):
             reset()
 
-    def set_memory(self, *, tau: float | None = None, capacity: int | None = None) -> None:
-        """Another threshold or memory budget for the dynamic layers, from the next call on.
+    def set_memory(
+        self, *, tau: float | None = None, capacity: int | None = None, state_dtype: str | None = None
+    ) -> None:
+        """Another threshold, memory budget or dtype of states for the dynamic layers, from the next call on.
 
         The width of lam stays; states past it use its last column. A cache goes on if its states fit the new capacity.
         """
@@ -115,9 +123,14 @@ class DLAPreTrainedModel(PreTrainedModel):
         tau = config.tau if tau is None else tau
         capacity = config.capacity if capacity is None else capacity
         check_rules(Rules(tau, capacity))
+        state_dtype = config.state_dtype if state_dtype is None else state_dtype
+        held: Any = None if state_dtype is None else getattr(torch, state_dtype, state_dtype)
+        check_state_dtype(held, capacity, None)
         config.slots, config.tau, config.capacity = config.slot_width, tau, capacity
+        config.state_dtype = state_dtype
         for memory in memories:
             memory.rules.update(tau=tau, capacity=capacity)
+            memory.state_dtype = held
 
     def set_temperature(self, temperature: float | None) -> None:
         """The soft gate's temperature for training; None for the hard gate."""
@@ -169,17 +182,20 @@ class DLAModel(DLAPreTrainedModel):
             )
         cache = self._cache(past_key_values, use_cache, packing)
         all_hidden = self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
-        x, steps = self._run(
-            packing.pack(self.embeddings(input_ids) if inputs_embeds is None else inputs_embeds),
-            packing,
-            cache,
-            bool(all_hidden),
-        )
+        x, steps = self._run(packing.pack(self.embed(input_ids, inputs_embeds)), packing, cache, bool(all_hidden))
         return BaseModelOutputWithPast(
             last_hidden_state=packing.unpack(x),
             past_key_values=cache,
             hidden_states=tuple(packing.unpack(h) for h in steps) if all_hidden else None,
         )
+
+    def embed(self, input_ids: Tensor | None, inputs_embeds: Tensor | None = None) -> Tensor:
+        """What the first block takes of tokens [B, T] or embeddings: [B, T, hidden] in the residual stream's dtype."""
+        x = self.embeddings(input_ids) if inputs_embeds is None else inputs_embeds
+        if x.device.type == "cpu" and not torch.compiler.is_compiling():
+            autocast = torch.is_autocast_enabled("cpu")
+            ensure_half_precision(torch.get_autocast_dtype("cpu") if autocast else self.embeddings.weight.dtype)
+        return x.float() if self.config.residual_in_fp32 and x.dtype != torch.float64 else x
 
     def _cache(self, past: DLACache | None, use_cache: bool | None, packing: Packing) -> DLACache | None:
         if use_cache is False and past is not None:
@@ -204,15 +220,11 @@ class DLAModel(DLAPreTrainedModel):
         self, x: Tensor, packing: Packing, cache: DLACache | None, all_hidden: bool
     ) -> tuple[Tensor, list[Tensor]]:
         """All blocks and the last norm on embedded, packed tokens: hidden states, and those of every step if asked."""
-        if x.device.type == "cpu" and not torch.compiler.is_compiling():
-            autocast = torch.is_autocast_enabled("cpu")
-            ensure_half_precision(torch.get_autocast_dtype("cpu") if autocast else self.embeddings.weight.dtype)
-        x = x.float() if self.config.residual_in_fp32 and x.dtype != torch.float64 else x
         steps = [x]
         recomputes = self.gradient_checkpointing and self.training
         for i, block in enumerate(self.layers):
             past = None if cache is None else cache.layers[i]
-            x = block(x, packing, past_key_values=past, notes={} if recomputes else None)
+            x = block(x, Call(packing, past, notes={} if recomputes else None))
             steps = [*steps, x] if all_hidden else steps
         if cache is not None:
             cache.advance(packing.time)

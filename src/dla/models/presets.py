@@ -1,7 +1,5 @@
 """Models with a name: the shapes of the literature, and small ones for a CPU."""
 
-import json
-from pathlib import Path
 from typing import Any
 
 from dla.models.config import DLAConfig
@@ -74,29 +72,3 @@ def preset(name: str, memory: str = "single", **overrides: Any) -> DLAConfig:
         near = nearest(name, PRESETS)
         raise ValueError(f"name is not a preset: {name!r}; did you mean {near}? There are " + ", ".join(PRESETS))
     return DLAConfig(**{**PRESETS[name], **spelled_out({"memory": memory, **overrides})})
-
-
-def find_config(name: str, memory: str | None = None) -> DLAConfig:
-    """The configuration of a saved model's folder, or of a preset.
-
-    Args:
-        name: the folder or the preset.
-        memory: of the preset (None: "single"); a saved model has its own and takes None or that one.
-    """
-    folder = Path(name)
-    if not folder.is_dir():
-        if name not in PRESETS and len(folder.parts) > 1:
-            raise ValueError(f"{name} is not a folder")
-        return preset(name, memory or "single")
-    file = folder / "config.json"
-    if not file.is_file():
-        raise ValueError(f"{name} has no config.json, so it is not a saved model")
-    kind = json.loads(file.read_text()).get("model_type")
-    if kind != DLAConfig.model_type:
-        raise ValueError(
-            f"{name} holds a model of type {kind!r}, not {DLAConfig.model_type!r}; `dla convert` reads others"
-        )
-    config = DLAConfig.from_pretrained(folder)
-    if memory is not None and memory != config.memory:
-        raise ValueError(f'{name} was made with memory="{config.memory}", which memory="{memory}" cannot change')
-    return config

@@ -103,6 +103,11 @@ def record() -> Iterator[list[Ran]]:
         _ran.reset(token)
 
 
+def recording() -> bool:
+    """Whether somebody collects what runs."""
+    return _ran.get() is not None
+
+
 def backends() -> list[dict[str, str]]:
     """Every stage and implementation, fastest first, and whether it can run on this machine."""
     return [
@@ -133,7 +138,7 @@ def run(problem: Problem, backend: Backend) -> tuple[Tensor, State | None]:
 def decode_again(state: Any, operands: Sequence[Tensor | None], options: tuple[object, ...]) -> Tensor | None:
     """The output of a decoding step, by who ran the last one on its state; None if it is not like that one."""
     last = state.decoder
-    if _ran.get() is not None or last.like != likeness(operands, options) or not last.fits(state):
+    if recording() or last.like != likeness(operands, options) or not last.fits(state):
         return None
     output: Tensor = last.step(state, operands)
     return output

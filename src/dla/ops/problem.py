@@ -88,6 +88,15 @@ def likeness(operands: Sequence[Tensor | None], options: tuple[object, ...]) -> 
     return torch.is_grad_enabled(), options, kinds
 
 
+def alike(one: Any, other: Any) -> bool:
+    """Whether two likenesses differ, if at all, in how tensors lie in memory."""
+
+    def but_for_strides(like: Any) -> Any:
+        return like[:2], [kind if isinstance(kind, type) else (*kind[:3], *kind[4:]) for kind in like[2]]
+
+    return one is not None and other is not None and but_for_strides(one) == but_for_strides(other)
+
+
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Problem:
     """Tensors as the caller gave them, [B, T, heads, ...]; ``q`` is None where nothing is read (``segment``)."""

@@ -21,23 +21,30 @@ def evaluate(trainer: Trainer, micros: Iterable[Micro]) -> dict[str, Any]:
     Every rank has its own micro-batches, and as many of them as the others. Without any target there is no loss (nan).
     """
     trainer.model.eval()
-    sums, counts = torch.zeros(64, dtype=torch.float64), torch.zeros(64, dtype=torch.float64)
+    sums = torch.zeros(2, 64, dtype=torch.float64)
     for micro in micros:
         with trainer.precision():
             losses = trainer.model(**inputs(micro, trainer.world.device), loss_reduction="none", use_cache=False).loss
-        counted = micro.targets != IGNORED
-        bucket = buckets(micro)[counted]
-        sums.index_add_(0, bucket, losses.cpu().double()[counted])
-        counts.index_add_(0, bucket, torch.ones_like(bucket, dtype=torch.float64))
+        sums += sums_of(micro, losses.cpu())
     trainer.model.train()
-    both = torch.tensor(trainer.world.total(*sums.tolist(), *counts.tolist()), dtype=torch.float64).view(2, -1)
-    loss = (both[0].sum() / both[1].sum()).item()
-    by_position = {name(i): (both[0, i] / both[1, i]).item() for i in range(both.shape[1]) if both[1, i]}
+    return summary(torch.tensor(trainer.world.total(*sums.flatten().tolist()), dtype=torch.float64).view(2, -1))
+
+
+def sums_of(micro: Micro, losses: Tensor) -> Tensor:
+    """[2, 64] the sums of losses [B, T] over the targets of each bucket of positions, and how many targets it has."""
+    counted = micro.targets != IGNORED
+    found = torch.stack([losses.double()[counted], torch.ones(int(counted.sum()), dtype=torch.float64)])
+    return torch.zeros(2, 64, dtype=torch.float64).index_add_(1, buckets(micro)[counted], found)
+
+
+def summary(sums: Tensor) -> dict[str, Any]:
+    """The figures of an evaluation, from all of its sums."""
+    loss = (sums[0].sum() / sums[1].sum()).item()
     return {
         "validation_loss": loss,
         "perplexity": math.exp(min(loss, 700.0)),
-        "by_position": by_position,
-        "tokens": int(both[1].sum()),
+        "by_position": {name(i): (sums[0, i] / sums[1, i]).item() for i in range(sums.shape[1]) if sums[1, i]},
+        "tokens": int(sums[1].sum()),
     }
 
 

@@ -15,6 +15,7 @@ import torch
 
 from dla.machine import ensure_half_precision, keep_freed_memory
 from dla.models import DLAConfig, DLAForCausalLM
+from dla.models.load import load_model
 from dla.report import shown
 from dla.training.checkpoint import Checkpoints
 from dla.training.data.corpus import Corpus, feed_of, open_corpus
@@ -112,7 +113,7 @@ class Run:
         recipe = self.recipe
         torch.manual_seed(recipe.seed)
         load = recipe.model.get("load")
-        model = _saved(load) if load else DLAForCausalLM(config)
+        model = load_model(load, dtype=None, device="cpu") if load else DLAForCausalLM(config)
         model = model.double() if recipe.compute.dtype == "float64" else model.float()
         if recipe.compute.recompute:
             model.gradient_checkpointing_enable({"use_reentrant": False})
@@ -292,15 +293,6 @@ def compare(there: dict[str, Any], here: dict[str, Any], folder: Path) -> None:
                     f"{folder} holds checkpoints with {field}={shown(theirs)}, and this recipe has {mine!r}; "
                     "choose another run folder"
                 )
-
-
-def _saved(folder: str) -> DLAForCausalLM:
-    """The model of a folder."""
-    try:
-        model: DLAForCausalLM = DLAForCausalLM.from_pretrained(folder)
-    except (RuntimeError, AttributeError, TypeError, KeyError) as error:  # of transformers: sizes, other JSON
-        raise ValueError(f"model.load: {folder} cannot be loaded: {' '.join(str(error).split())}") from error
-    return model
 
 
 def _plain(value: Any) -> Any:

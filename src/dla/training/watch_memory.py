@@ -5,7 +5,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from dla.bench.streams import describe
+from dla.inspect.figures import describe
 from dla.inspect.observe import observe
 from dla.models.causal_lm import DLAForCausalLM
 from dla.ops import Segmentation
@@ -26,7 +26,7 @@ def memory_of(model: DLAForCausalLM, micro: Tokens) -> list[dict[str, float]]:
     """What each dynamic layer did with the first row of a micro-batch, with the hard gate.
 
     layer: its index. boundary_rate, merges: for each token. live_states: the mean over tokens and heads. W: as
-    `dla.bench.streams.describe`. With sharded weights every rank must call this, for all of them gather the weights.
+    `dla.inspect.figures.describe`. With sharded weights every rank must call this, for all of them gather the weights.
     """
     config = model.config
     layers = [i for i, (_, memory) in enumerate(config.kinds()) if memory == "dynamic"]

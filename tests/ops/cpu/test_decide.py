@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import dla
-from dla.bench.streams import correlated
+from dla.inspect.streams import correlated
 from dla.ops import Segmentation
 from tests.ops.common import MODES, Case, Inputs, call, cast, cut, make_inputs, segment
 from tests.ops.cpu.common import kernel_cases, needs_library, widened

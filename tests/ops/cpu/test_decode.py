@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import dla
-from dla.bench.streams import correlated
+from dla.inspect.streams import correlated
 from dla.ops.state import DynamicState
 from tests.ops.common import MODES, OPERATORS, Case, Inputs, call, cast, cut, make_inputs, segment
 from tests.ops.cpu.common import kernel_cases, needs_library

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from dla.training.data.documents import documents, fingerprint
+from dla.training.data.documents import documents, source_fingerprint
 from dla.training.recipe import Source
 
 TEXTS = ["first", "zweites, größer", "third\nin two lines", "後"]
@@ -165,17 +165,17 @@ def test_the_fingerprint_follows_the_files(tmp_path: Path) -> None:
     source = Source(str(tmp_path))
     (tmp_path / "a.txt").write_text("abc")
     (tmp_path / "b.txt").write_text("abc")
-    first = fingerprint(source)
-    assert fingerprint(source) == first
-    assert fingerprint(Source(str(tmp_path), field="body")) != first
+    first = source_fingerprint(source)
+    assert source_fingerprint(source) == first
+    assert source_fingerprint(Source(str(tmp_path), field="body")) != first
     os.utime(tmp_path / "a.txt", ns=(1, 1))
-    second = fingerprint(source)
+    second = source_fingerprint(source)
     (tmp_path / "b.txt").rename(tmp_path / "c.txt")
-    third = fingerprint(source)
+    third = source_fingerprint(source)
     (tmp_path / "c.txt").write_text("abcd")
-    assert len({first, second, third, fingerprint(source)}) == 4
-    assert fingerprint(Source("stdlib")) == fingerprint(Source("stdlib"))
-    assert fingerprint(Source("hf:x")) != fingerprint(Source("hf:x", split="test"))
+    assert len({first, second, third, source_fingerprint(source)}) == 4
+    assert source_fingerprint(Source("stdlib")) == source_fingerprint(Source("stdlib"))
+    assert source_fingerprint(Source("hf:x")) != source_fingerprint(Source("hf:x", split="test"))
 
 
 def test_files_that_are_damaged(tmp_path: Path) -> None:

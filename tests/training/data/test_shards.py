@@ -9,9 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from dla.fingerprint import vocabulary_fingerprint
 from dla.text import ByteTokenizer
 from dla.training.data.build import check, run
-from dla.training.data.encoding import encode, find_tokenizer, tokenizer_fingerprint
+from dla.training.data.encoding import encode, find_tokenizer
 from dla.training.data.shard_writer import build
 from dla.training.data.shards import Shards, is_shards
 from tests.shared_data import DATA
@@ -258,7 +259,7 @@ def test_transformers_tokenizers() -> None:
     assert first.decode(rows[1][:-1]) == "a\N{REPLACEMENT CHARACTER}b"
     folder, file = (find_tokenizer(str(TOKENIZERS / name)) for name in ("mistral", "mistral/tokenizer.json"))
     assert folder.eos_token_id == file.eos_token_id == 2
-    assert tokenizer_fingerprint(folder) == tokenizer_fingerprint(file) != tokenizer_fingerprint(first)
+    assert vocabulary_fingerprint(folder) == vocabulary_fingerprint(file) != vocabulary_fingerprint(first)
     with pytest.raises(ValueError, match="has 32000 tokens, but vocab_size is 1000"):
         find_tokenizer(str(TOKENIZERS / "mistral" / "tokenizer.json"), 1000)
 

@@ -40,7 +40,7 @@ class GatedNorm(torch.autograd.Function):
         y, inverse = torch.empty(x.shape), torch.empty(x.numel() // x.shape[-1], options[0])
         ctx.save_for_backward(*inputs, inverse)
         ctx.options = options
-        _run("dla_norm", inputs, options, 0, 1, {"y": y, "inverse": inverse})
+        call("dla_norm", *norm_arguments(inputs, options, 0, 1, {"y": y, "inverse": inverse}))
         return y
 
     @staticmethod
@@ -56,29 +56,25 @@ class GatedNorm(torch.autograd.Function):
         found["dgate"] = None if gate is None else torch.empty(x.shape)
         found["dskip"] = None if skip is None else torch.empty(x.shape)
         found["dskip_weight"] = None if skip is None else torch.empty(parts, size)
-        _run("dla_norm_back", inputs, ctx.options, dy_row, parts, found)
+        call("dla_norm_back", *norm_arguments(inputs, ctx.options, dy_row, parts, found))
         sums = [None if (d := found[name]) is None else d.sum(0) for name in ("dweight", "dskip_weight")]
         return found["dx"], sums[0], found["dgate"], found["dskip"], sums[1], *(None for _ in ctx.options)
 
 
-def _run(
-    name: str,
-    inputs: Sequence[Tensor | None],
-    options: tuple[Any, ...],
-    dy_row: int,
-    parts: int,
-    found: dict[str, Tensor | None],
-) -> None:
+def norm_arguments(
+    inputs: Sequence[Tensor | None], options: tuple[Any, ...], dy_row: int, parts: int, found: dict[str, Any]
+) -> tuple[NormArgs, dict[str, Tensor | None]]:
+    """What the kernel is called with: x, weight, gate, skip and skip_weight; groups, eps and how it is gated."""
     x, weight, gate, skip, skip_weight = inputs
     groups, eps, gated = options
     assert x is not None
-    tensors = {"weight": weight, "skip_weight": skip_weight, **found}
+    tensors: dict[str, Tensor | None] = {"weight": weight, "skip_weight": skip_weight, **found}
     rows: dict[str, int] = {}
     for key, each in (("x", x), ("gate", gate), ("skip", skip)):
         tensors[key], rows[key] = (None, 0) if each is None else rows_of(each)
     size = x.shape[-1]
     numbers = (x.numel() // size, size, groups, GATES.index(gated), rows["x"], rows["gate"], rows["skip"])
-    call(name, NormArgs(*numbers, dy_row, parts, torch.get_num_threads(), eps), tensors)
+    return NormArgs(*numbers, dy_row, parts, torch.get_num_threads(), eps), tensors
 
 
 def unit_vectors(x: Tensor, count: int, size: int, eps: float) -> Tensor | None:

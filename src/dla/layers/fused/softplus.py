@@ -21,24 +21,31 @@ class ScaledSoftplus(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, scale: Tensor | None, bias: Tensor | None) -> Tensor:
         ctx.save_for_backward(x, scale, bias)
-        y, (rows, row) = torch.empty(x.shape), rows_of(x)
-        arguments = SoftplusArgs(len(rows), x.shape[-1], row, 0, 1, torch.get_num_threads())
-        call("dla_softplus", arguments, {"x": rows, "scale": scale, "bias": bias, "y": y})
+        y = torch.empty(x.shape)
+        call("dla_softplus", *softplus_arguments(x, scale, bias, {"y": y}))
         return y
 
     @staticmethod
     @first_order
     def backward(ctx: Any, dy: Tensor) -> Any:
         x, scale, bias = ctx.saved_tensors
-        (rows, row), (dy_rows, dy_row), size = rows_of(x), rows_of(dy), x.shape[-1]
-        parts, dx = parts_of(len(rows)), torch.empty(x.shape)
+        (dy_rows, dy_row), size = rows_of(dy), x.shape[-1]
+        parts, dx = parts_of(len(dy_rows)), torch.empty(x.shape)
         dscale = None if scale is None else torch.empty(parts, size)
         dbias = None if bias is None else torch.empty(parts, size)
-        arguments = SoftplusArgs(len(rows), size, row, dy_row, parts, torch.get_num_threads())
-        given = {"x": rows, "scale": scale, "bias": bias, "dy": dy_rows}
-        call("dla_softplus_back", arguments, {**given, "dx": dx, "dscale": dscale, "dbias": dbias})
+        found = {"dy": dy_rows, "dx": dx, "dscale": dscale, "dbias": dbias}
+        call("dla_softplus_back", *softplus_arguments(x, scale, bias, found, dy_row, parts))
         sums = [d if d is None or p is None else d.sum(0).view(p.shape) for d, p in ((dscale, scale), (dbias, bias))]
         return dx, *sums
+
+
+def softplus_arguments(
+    x: Tensor, scale: Tensor | None, bias: Tensor | None, found: dict[str, Any], dy_row: int = 0, parts: int = 1
+) -> tuple[SoftplusArgs, dict[str, Tensor | None]]:
+    """What the kernel is called with."""
+    rows, row = rows_of(x)
+    arguments = SoftplusArgs(len(rows), x.shape[-1], row, dy_row, parts, torch.get_num_threads())
+    return arguments, {"x": rows, "scale": scale, "bias": bias, **found}
 
 
 def scaled_softplus(x: Tensor, scale: Tensor | None, bias: Tensor | None) -> Tensor | None:

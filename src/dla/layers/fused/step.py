@@ -26,7 +26,7 @@ class TimeStep(torch.autograd.Function):
         decay, step = A_log.exp(), torch.empty(dt.shape)
         ctx.save_for_backward(x, dt, bias, decay, step)
         v, g = torch.empty(*dt.shape, x.shape[-1] // heads), torch.empty(dt.shape)
-        _run("dla_step", (x, dt, bias, decay, step), 1, {"v": v, "g": g})
+        call("dla_step", *step_arguments((x, dt, bias, decay, step), 1, {"v": v, "g": g}))
         return v, g
 
     @staticmethod
@@ -38,23 +38,18 @@ class TimeStep(torch.autograd.Function):
         d_bias, d_decay = torch.empty(2, parts, heads)
         given = {"d_v": d_v.contiguous(), "d_g": d_g.contiguous()}
         found = {"dx": dx, "d_dt": d_dt, "d_bias": d_bias, "d_decay": d_decay}
-        _run("dla_step_back", (x, dt, bias, decay, step), parts, given | found)
+        call("dla_step_back", *step_arguments((x, dt, bias, decay, step), parts, given | found))
         return dx, d_dt, d_bias.sum(0), d_decay.sum(0) * decay
 
 
-def _run(name: str, inputs: tuple[Tensor, ...], parts: int, found: dict[str, Tensor]) -> None:
+def step_arguments(
+    inputs: tuple[Tensor, ...], parts: int, found: dict[str, Tensor]
+) -> tuple[StepArgs, dict[str, Tensor | None]]:
+    """What the kernel is called with: x, dt, bias, decay and step."""
     x, dt, bias, decay, step = inputs
     (x_rows, x_row), (dt_rows, dt_row), heads = rows_of(x), rows_of(dt), len(bias)
     numbers = (len(dt_rows), heads, x.shape[-1] // heads, x_row, dt_row, parts, torch.get_num_threads())
-    tensors: dict[str, Tensor | None] = {
-        "x": x_rows,
-        "dt": dt_rows,
-        "bias": bias,
-        "decay": decay,
-        "step": step,
-        **found,
-    }
-    call(name, StepArgs(*numbers), tensors)
+    return StepArgs(*numbers), {"x": x_rows, "dt": dt_rows, "bias": bias, "decay": decay, "step": step, **found}
 
 
 def time_step(x: Tensor, dt: Tensor, bias: Tensor, A_log: Tensor) -> tuple[Tensor, Tensor] | None:

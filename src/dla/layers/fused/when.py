@@ -27,21 +27,26 @@ def fusable(first: Tensor, *others: Tensor | None) -> bool:
     for x in (first, *others):
         if x is not None and not (type(x) in PLAIN and x.dtype == torch.float32 and x.device.type == "cpu"):
             return False
+    return library.missing() is None and not watched()
+
+
+def watched() -> bool:
+    """Whether somebody looks at torch's calls, or changes what they mean: autocast, a mode, a transform."""
     return (
-        library.missing() is None
-        and not torch.is_autocast_enabled("cpu")
-        and torch._C._len_torch_dispatch_stack() == 0
-        and torch._C._functorch.peek_interpreter_stack() is None
+        torch.is_autocast_enabled("cpu")
+        or torch._C._len_torch_dispatch_stack() > 0
+        or torch._C._functorch.peek_interpreter_stack() is not None
     )
 
 
 def plain(*modules: nn.Module) -> bool:
     """Whether these are linear maps without a bias that nobody has hooked into or put something else in place of."""
-    return all(type(m) is nn.Linear and getattr(m, "bias", None) is None and not _hooked(m) for m in modules)
+    return all(type(m) is nn.Linear and getattr(m, "bias", None) is None and not any(hooks_of(m)) for m in modules)
 
 
-def _hooked(m: nn.Module) -> bool:
-    return bool(m._forward_hooks or m._forward_pre_hooks or m._backward_hooks or m._backward_pre_hooks)
+def hooks_of(m: nn.Module) -> tuple[dict[int, Any], ...]:
+    """Whatever is to be called with a module."""
+    return m._forward_hooks, m._forward_pre_hooks, m._backward_hooks, m._backward_pre_hooks
 
 
 def first_order(backward: Callable[..., Any]) -> Callable[..., Any]:

@@ -11,7 +11,7 @@ constexpr int64_t RUN = 64;     // tokens whose sums are added up before they jo
 template <int size> struct Window {
     Vec w[size], bias;
 
-    INLINE Window at(const ConvArgs &a, int64_t channel, int64_t n) {
+    template <class Args> INLINE Window at(const Args &a, int64_t channel, int64_t n) {
         Window made;
         for (int j = 0; j < size; ++j) {
             made.w[j] = Vec{};
@@ -98,11 +98,36 @@ template <int size> void conv_channels_back(const ConvArgs &a, int64_t channel) 
     if (a.dbias) store_some(a.dbias + channel, db, n);
 }
 
+template <int size> void conv_next(const NextArgs &a) {
+    for (int64_t channel = 0; channel < a.channels; channel += LANES) {
+        const int64_t n = a.channels - channel;
+        const auto window = Window<size>::at(a, channel, n < LANES ? n : LANES);
+        for (int64_t i = 0; i < a.sequences; ++i) {
+            float *tail = a.tail + i * a.tail_sequence + channel;
+            Vec seen = load_some(tail, n), z = window.bias + seen * window.w[0];
+            for (int j = 1; j < size; ++j) {
+                seen = load_some(j < size - 1 ? tail + j * a.tail_row : a.x + i * a.x_row + channel, n);
+                z += seen * window.w[j];
+                store_some(tail + (j - 1) * a.tail_row, seen, n);
+            }
+            store_some(a.y + i * a.channels + channel, z * sigmoid(z), n);
+        }
+    }
+}
+
 void conv(const ConvArgs &a, int64_t offset, int64_t begin, int64_t end) {
     switch (a.size) {
         case 2: return conv_tokens<2>(a, offset, begin, end);
         case 3: return conv_tokens<3>(a, offset, begin, end);
         case LONGEST: return conv_tokens<LONGEST>(a, offset, begin, end);
+    }
+}
+
+void next(const NextArgs &a) {
+    switch (a.size) {
+        case 2: return conv_next<2>(a);
+        case 3: return conv_next<3>(a);
+        case LONGEST: return conv_next<LONGEST>(a);
     }
 }
 

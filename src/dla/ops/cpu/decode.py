@@ -48,6 +48,7 @@ class Decoder:
 
     def __init__(self, problem: Problem, arguments: DecodeArgs, **tensors: Tensor) -> None:
         self.like, self.arguments, self.tensors = problem.like, arguments, tensors
+        self.program: Any = None  # of the layer whose steps these are (layers/fused/program.py); False: there is none
         given = [x for x in problem.operands() if x is not None]
         self.plain = all(x.dtype == torch.float32 and x.is_contiguous() for x in given)
         N, H, arguments.dk, arguments.dv = problem.shape
@@ -74,12 +75,16 @@ class Decoder:
             if x is not None:
                 setattr(arguments, name, x.data_ptr())
         arguments.o, arguments.threads = o.data_ptr(), torch.get_num_threads()
-        self.run(state)
+        self.begin(state)
+        run("dla_decode", arguments)
+        self.end(state)
         return o if self.plain else o.to(operands[VALUES].dtype)
 
-    def run(self, state: Any) -> None:
-        """The kernel, once the token is set."""
-        run("dla_decode", self.arguments)
+    def begin(self, state: Any) -> None:
+        """What the kernel cannot do for itself before it takes a token in: more room."""
+
+    def end(self, state: Any) -> None:
+        """What it left to be done."""
 
 
 class OfOne(Decoder):
@@ -102,11 +107,10 @@ class OfLevels(Decoder):
     def fits(self, state: Any) -> bool:
         return state.levels is self.tensors["matrices"] and state.length is self.tensors["length"]
 
-    def run(self, state: LogLinearState) -> None:
+    def begin(self, state: LogLinearState) -> None:
         if self.left == 0:
             self.make_room(state)
         self.left -= 1
-        super().run(state)
 
     def make_room(self, state: LogLinearState) -> None:
         longest = int(state.length.max()) + 1 if state.batch else 0
@@ -139,10 +143,11 @@ class OfSpans(Decoder):
     def fits(self, state: Any) -> bool:
         return state.kept is self.held and self.held.ground is self.ground
 
-    def run(self, state: Any) -> None:
+    def begin(self, state: Any) -> None:
         if self.arguments.wants:
             self.ground.make_room(self.held)
-        super().run(state)
+
+    def end(self, state: Any) -> None:
         if self.arguments.missing:
             self.ground.fold(self.held)
 

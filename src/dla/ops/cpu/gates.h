@@ -1,4 +1,4 @@
-// What stands between matrix products: SwiGLU's gate, softplus with a scale, and Mamba-2's time step.
+// What stands between matrix products: SwiGLU's gate, softplus with a scale, Mamba-2's time step, functions of numbers.
 #pragma once
 #include "norms.h"
 
@@ -91,6 +91,32 @@ void step_back(const StepArgs &a, int64_t part) {
             d_bias[h] += dz;
             d_decay[h] -= a.d_g[at] * made;
         }
+}
+
+INLINE Vec function_of(Function f, Vec x) {
+    switch (f) {
+        case Function::same: return x;
+        case Function::sigmoid: return sigmoid(x);
+        case Function::silu: return x * sigmoid(x);
+        case Function::exp: break;
+    }
+    Vec y;
+    for (int i = 0; i < LANES; ++i) y[i] = expf(x[i]);
+    return y;
+}
+
+void map(const MapArgs &a) {
+    for (int64_t row = 0; row < a.rows; ++row) {
+        const float *x = a.x + row * a.x_row;
+        float *y = a.y + row * a.size * a.each;
+        for (int64_t c = 0; c < a.size; c += LANES) {
+            const Vec made = (float)a.scale * function_of(a.function, load_some(x + c, a.size - c));
+            if (a.each == 1) store_some(y + c, made, a.size - c);
+            else
+                for (int64_t i = c; i < a.size && i < c + LANES; ++i)
+                    for (int64_t j = 0; j < a.each; ++j) y[i * a.each + j] = made[i - c];
+        }
+    }
 }
 
 }  // namespace

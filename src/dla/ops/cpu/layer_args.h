@@ -76,6 +76,46 @@ struct EntropyArgs {
     float *loss;            // [rows]
 };
 
+// For decoding steps, with one row for every sequence:
+
+// y [rows, out] = x [rows, in] weightᵀ + bias + plus, for so few rows that what counts is the weight's way from memory.
+struct LinearArgs {
+    int64_t rows, out, in, x_row, plus_row, threads;
+    const float *x, *weight, *bias, *plus;  // [rows, in], [out, in], [out] or null, [rows, out] or null
+    float *y;
+};
+
+// The convolution's next token: y [sequences, channels], and the tail of its last inputs with it.
+struct NextArgs {
+    int64_t sequences, channels, size, x_row, tail_row, tail_sequence;  // floats between the tail's tokens and sequences
+    const float *x, *weight, *bias;
+    float *tail;  // [sequences, size - 1, channels], oldest first
+    float *y;
+};
+
+enum class Function : int64_t { same, exp, sigmoid, silu };
+
+// y [rows, size * each] = scale f(x [rows, size]), each number of x standing for `each` neighbours of y; x_row 0: the same for all rows.
+struct MapArgs {
+    int64_t rows, size, each;
+    Function function;
+    int64_t x_row;
+    double scale;
+    const float *x;
+    float *y;
+};
+
+// Kernels to be run one after another.
+enum class Kernel : int64_t { matmul, linear, norm, swiglu, softplus, step, next, map, decode };
+struct Piece {
+    Kernel kernel;
+    void *args;  // of that kernel
+};
+struct ProgramArgs {
+    int64_t count;
+    const Piece *pieces;
+};
+
 // The kernels of one instruction set. A task does the same work whoever runs it.
 struct LayerLevel {
     bool (*matmul)(const MatmulArgs &, int64_t first, int64_t last);          // these rows
@@ -90,5 +130,8 @@ struct LayerLevel {
     void (*step)(const StepArgs &, int64_t first, int64_t last);
     void (*step_back)(const StepArgs &, int64_t part);
     void (*entropy)(const EntropyArgs &, int64_t first, int64_t last);        // rows
+    void (*linear)(const LinearArgs &, int64_t first, int64_t last);          // columns of y
+    void (*next)(const NextArgs &);
+    void (*map)(const MapArgs &);
     int64_t lanes, tile_rows;
 };

@@ -8,6 +8,8 @@
 #include "layer_args.h"
 #include "pool.h"
 
+extern "C" int64_t dla_decode(DecodeArgs *);
+
 extern const LayerLevel dla_layers_portable;
 #if defined(__x86_64__) && defined(__GNUC__)
 extern const LayerLevel dla_layers_avx2, dla_layers_avx512;
@@ -197,9 +199,60 @@ int64_t entropy(const EntropyArgs &a) {
     return fine;
 }
 
+int64_t linear(const LinearArgs &a) {
+    if (!sized({a.out, a.in, a.threads}, {a.rows, a.x_row, a.plus_row})) return sizes;
+    if (a.x_row < a.in || (a.plus && a.plus_row < a.out)) return sizes;
+    if (a.rows && !(a.x && a.weight && a.y)) return tensors;
+    const LayerLevel &use = kernels();
+    in_stretches(a.out, 4 * NUMBERS / a.in + 1, use.lanes, a.threads, [&](int64_t i, int64_t j) { use.linear(a, i, j); });
+    return fine;
+}
+
+int64_t next(const NextArgs &a) {
+    if (!sized({a.channels}, {a.sequences, a.x_row, a.tail_row, a.tail_sequence})) return sizes;
+    if (!in_range(a.size, 2, 4) || a.x_row < a.channels || a.tail_row < a.channels) return sizes;
+    if (a.tail_sequence < (a.size - 2) * a.tail_row + a.channels) return sizes;
+    if (a.sequences && !(a.x && a.weight && a.tail && a.y)) return tensors;
+    kernels().next(a);
+    return fine;
+}
+
+int64_t map(const MapArgs &a) {
+    if (a.function < Function::same || a.function > Function::silu) return unknown_rule;
+    if (!sized({a.size, a.each}, {a.rows, a.x_row}) || (a.x_row && a.x_row < a.size)) return sizes;
+    if (a.rows && !(a.x && a.y)) return tensors;
+    kernels().map(a);
+    return fine;
+}
+
+int64_t piece(const Piece &p) {
+    if (!p.args) return tensors;
+    switch (p.kernel) {
+        case Kernel::matmul: return matmul(*(const MatmulArgs *)p.args);
+        case Kernel::linear: return linear(*(const LinearArgs *)p.args);
+        case Kernel::norm: return norm(*(const NormArgs *)p.args);
+        case Kernel::swiglu: return swiglu(*(const SwigluArgs *)p.args, false);
+        case Kernel::softplus: return softplus(*(const SoftplusArgs *)p.args);
+        case Kernel::step: return step(*(const StepArgs *)p.args);
+        case Kernel::next: return next(*(const NextArgs *)p.args);
+        case Kernel::map: return map(*(const MapArgs *)p.args);
+        case Kernel::decode: return dla_decode((DecodeArgs *)p.args);
+    }
+    return unknown_rule;
+}
+
+int64_t program(const ProgramArgs &a) {
+    if (a.count < 0) return sizes;
+    if (a.count && !a.pieces) return tensors;
+    for (int64_t i = 0; i < a.count; ++i)
+        if (const int64_t wrong = piece(a.pieces[i])) return wrong;
+    return fine;
+}
+
 }  // namespace
 
 extern "C" {
+int64_t dla_program(const ProgramArgs *args) { return args ? program(*args) : tensors; }
 int64_t dla_matmul(const MatmulArgs *args) { return args ? matmul(*args) : tensors; }
 int64_t dla_conv(const ConvArgs *args) { return args ? conv(*args) : tensors; }
 int64_t dla_conv_back(const ConvArgs *args) { return args ? conv_back(*args) : tensors; }

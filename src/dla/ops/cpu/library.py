@@ -6,7 +6,7 @@ import warnings
 from functools import cache
 from pathlib import Path
 
-VERSION = 12  # of the C interface; as in scan.cpp
+VERSION = 13  # of the C interface; as in scan.cpp
 
 
 @cache

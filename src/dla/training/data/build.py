@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from dla.report import table
-from dla.training.data.documents import documents, fingerprint
+from dla.training.data.documents import documents, source_fingerprint
 from dla.training.data.encoding import find_tokenizer
 from dla.training.data.shard_writer import SHARD_TOKENS, build
 from dla.training.data.shards import Shards
@@ -33,7 +33,7 @@ def run(
         given = [Source(path, field=field, subset=subset, split=split) for path in sources]
         if not given:
             raise ValueError("no sources were given")
-        key = hashlib.sha256("".join(fingerprint(source) for source in given).encode()).hexdigest()
+        key = hashlib.sha256("".join(source_fingerprint(source) for source in given).encode()).hexdigest()
         shards = build(
             chain.from_iterable(documents(source) for source in given),
             out,

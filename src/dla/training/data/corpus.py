@@ -1,15 +1,15 @@
 """From a recipe's data to what the training loop reads: sources are opened, tokenised once, checked and split."""
 
 import hashlib
-import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from dla.training.data.documents import documents, fingerprint, is_hub
-from dla.training.data.encoding import find_tokenizer, tokenizer_fingerprint
+from dla.fingerprint import json_fingerprint, vocabulary_fingerprint
+from dla.training.data.documents import documents, is_hub, source_fingerprint
+from dla.training.data.encoding import find_tokenizer
 from dla.training.data.feed import ShardFeed
 from dla.training.data.shard_writer import build
 from dla.training.data.shards import Shards, is_shards
@@ -42,7 +42,7 @@ class Corpus:
         if self.train is None:
             return ""
         about = [(shards.start, shards.tokens, shards.index["shards"]) for shards in self.train]
-        return hashlib.sha256(json.dumps(about).encode()).hexdigest()[:16]
+        return json_fingerprint(about, sort_keys=False)[:16]
 
 
 def open_corpus(
@@ -115,7 +115,7 @@ class _Plan:
 
     def __init__(self, data: Data, tokenizer: Any, vocab_size: int, progress: bool) -> None:
         self.data, self.tokenizer, self.vocab_size, self.progress = data, tokenizer, vocab_size, progress
-        self.tokenizer_key = tokenizer_fingerprint(tokenizer)
+        self.tokenizer_key = vocabulary_fingerprint(tokenizer)
 
     def whole(self, source: Source) -> _Part:
         """All of a source, nothing held out."""
@@ -145,8 +145,8 @@ class _Plan:
         return _Part(prepare, lambda: self.pair(self.open(source, first), self.open(source, second), source.path))
 
     def folder(self, source: Source, part: str) -> Path:
-        about = [fingerprint(source), self.tokenizer_key, part, None if part == ALL else self.data.holdout]
-        return Path(self.data.cache) / hashlib.sha256(json.dumps(about).encode()).hexdigest()[:20]
+        about = [source_fingerprint(source), self.tokenizer_key, part, None if part == ALL else self.data.holdout]
+        return Path(self.data.cache) / json_fingerprint(about)[:20]
 
     def build(self, source: Source, folder: Path, keep: Callable[[int], bool] | None = None) -> None:
         texts: Iterator[str] = documents(source)
@@ -157,7 +157,7 @@ class _Plan:
             folder,
             self.tokenizer,
             tokenizer_name=self.data.tokenizer,
-            source=fingerprint(source),
+            source=source_fingerprint(source),
             keep=keep,
             progress=self.progress,
         )

@@ -2,7 +2,6 @@
 
 import difflib
 import gzip
-import hashlib
 import json
 import sys
 import sysconfig
@@ -12,6 +11,7 @@ from itertools import islice
 from pathlib import Path
 from typing import IO, Any
 
+from dla.fingerprint import json_fingerprint
 from dla.training.recipe import Source
 
 HUB = "hf:"
@@ -42,7 +42,7 @@ def is_hub(source: Source) -> bool:
     return source.path.startswith(HUB)
 
 
-def fingerprint(source: Source) -> str:
+def source_fingerprint(source: Source) -> str:
     """Changes when the documents of a source may have changed: files by their names, sizes and times."""
     about: list[Any] = [source.field, source.first]
     if is_hub(source):
@@ -52,7 +52,7 @@ def fingerprint(source: Source) -> str:
     else:
         stats = [(name, path.stat()) for name, path in _files(source)]
         about += [(name, stat.st_size, stat.st_mtime_ns) for name, stat in stats]
-    return hashlib.sha256(json.dumps(about).encode("utf-8", "surrogateescape")).hexdigest()
+    return json_fingerprint(about)
 
 
 def hub_dataset(source: Source) -> Any:

@@ -11,7 +11,8 @@ from typing import IO, Any
 
 import numpy as np
 
-from dla.training.data.encoding import encode, end_token, tokenizer_fingerprint, vocabulary_size
+from dla.fingerprint import vocabulary_fingerprint
+from dla.training.data.encoding import encode, end_token, vocabulary_size
 from dla.training.data.shard_index import DTYPES, ENDS_DTYPE, FORMAT, INDEX, ends_file, read_index, token_file
 from dla.training.data.shards import Shards
 from dla.training.data.verified import STAMP
@@ -171,7 +172,7 @@ def _settings(tokenizer: Any, name: str, source: str, shard_tokens: int) -> dict
         "dtype": "uint16" if size <= 2**16 else "uint32",
         "vocab_size": size,
         "tokenizer": name,
-        "tokenizer_fingerprint": tokenizer_fingerprint(tokenizer),
+        "tokenizer_fingerprint": vocabulary_fingerprint(tokenizer),
         "eos": end_token(tokenizer),
         "shard_tokens": shard_tokens,
         "source": source,

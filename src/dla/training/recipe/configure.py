@@ -5,7 +5,8 @@ from typing import Any
 
 from dla.models.config import DLAConfig
 from dla.models.configurations import spelled_out
-from dla.models.presets import PRESETS, find_config, preset
+from dla.models.load import find_config
+from dla.models.presets import PRESETS, preset
 from dla.names import check_known
 from dla.training.recipe import Recipe
 from dla.training.recipe.schema import MODEL, NULL

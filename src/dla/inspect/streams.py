@@ -1,8 +1,8 @@
-"""The synthetic stream of the benchmarks and the demo, and the figures that say how hard it is.
+"""The streams that the operators are shown and timed on.
 
 How fast the operator runs, and how much memory its states take, depends on the content: on how often a state is opened
-and on how the tokens share out among the states. So the stream is fixed here once, and `describe` reports both with
-every measurement.
+and on how the tokens share out among the states. So the streams are fixed here once; `dla.inspect.figures.describe`
+tells both of a segmentation.
 """
 
 from collections.abc import Callable
@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dla.ops import Segmentation
+from dla.ops import dynamic_linear_attention, linear_attention, log_linear_attention
 
 MEAN_SEGMENT = 16  # tokens
 NOISE = 0.3  # beside centres of unit variance
@@ -28,9 +28,22 @@ class Stream:
     k: Tensor  # [B, T, Hk, dk]
     v: Tensor  # [B, T, H, dv]
     lam: Tensor  # [B, T, H, lam_width]
-    g: Tensor  # [B, T, H]
+    g: Tensor | None  # [B, T, H]
     beta: Tensor | None  # [B, T, H]
     changes: Tensor  # [B, T] bool: a planted segment starts here; always true at t = 0
+
+    def attend(self, memory: str, capacity: int | None = 30, **options: Any) -> tuple[Tensor, Any]:
+        """The operator of a memory on this stream: outputs, and the state if that is asked for."""
+        if memory == "single":
+            return linear_attention(self.q, self.k, self.v, self.g, self.beta, **options)
+        if memory == "log_linear":
+            return log_linear_attention(self.q, self.k, self.v, self.lam, self.g, self.beta, **options)
+        options["capacity"] = capacity
+        return dynamic_linear_attention(self.q, self.k, self.v, self.lam, self.g, self.beta, **options)
+
+    def cut(self, start: int, end: int) -> "Stream":
+        """The tokens from ``start`` to ``end``."""
+        return replace(self, **{name: x[:, start:end] for name, x in vars(self).items() if x is not None})
 
 
 def correlated(
@@ -80,15 +93,8 @@ def correlated(
     step = torch.sigmoid(normal(batch, length, heads)) if beta else None
     if beta:
         k = F.normalize(k, dim=-1)
-    return Stream(
-        q=q.to(dtype),
-        k=k.to(dtype),
-        v=v.to(dtype),
-        lam=lam.to(dtype),
-        g=g.to(dtype),
-        beta=None if step is None else step.to(dtype),
-        changes=changes,
-    )
+    drawn = (None if x is None else x.to(dtype) for x in (q, k, v, lam, g, step))
+    return Stream(*drawn, changes)  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True)
@@ -103,51 +109,36 @@ class Shape:
     capacity: int = 30
 
 
-def every(seed: int, shape: Shape) -> Stream:
-    """Keys and values without any likeness: at tau = 0.6 every token opens a state."""
-    s, generator = _like(seed, shape), torch.Generator().manual_seed(seed + 1)
-    k, v = (torch.randn(x.shape, generator=generator) for x in (s.k, s.v))
+def _wandering(x: Tensor, noise: Tensor) -> Tensor:
+    """x_t = 0.99 x_(t-1) + noise, of unit variance from the first token on."""
+    noise[:, 1:] *= (1 - 0.99**2) ** 0.5
+    for t in range(1, noise.shape[1]):
+        noise[:, t] += 0.99 * noise[:, t - 1]
+    return noise
+
+
+# Keys and values of a stream, from those of the correlated one and as much noise of unit variance.
+STREAMS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "correlated": lambda x, noise: x,
+    "every": lambda x, noise: noise,  # without any likeness: at tau = 0.6 every token opens a state
+    "none": lambda x, noise: x[:, :1] + 0.05 * noise,  # all nearly alike: nobody opens a state but the first
+    "drift": _wandering,  # slowly: states are opened late, and all look alike
+}
+
+
+def synthetic(kind: str, shape: Shape) -> Stream:
+    """One of ``STREAMS``, the same each time."""
+    s = correlated(0, length=shape.length, heads=shape.heads, key_heads=shape.key_heads, dk=shape.dk, dv=shape.dv)
+    generator = torch.Generator().manual_seed(1)
+    k, v = (STREAMS[kind](x, torch.randn(x.shape, generator=generator)) for x in (s.k, s.v))
     return replace(s, k=k, v=v)
-
-
-def none(seed: int, shape: Shape) -> Stream:
-    """One key and value for all tokens, with little noise: nobody opens a state but the first."""
-    s, generator = _like(seed, shape), torch.Generator().manual_seed(seed + 1)
-    k, v = (x[:, :1] + 0.05 * torch.randn(x.shape, generator=generator) for x in (s.k, s.v))
-    return replace(s, k=k, v=v)
-
-
-def drift(seed: int, shape: Shape) -> Stream:
-    """Keys and values that wander slowly, x_t = 0.99 x_(t-1) + noise: states are opened late, and all look alike."""
-    s, generator = _like(seed, shape), torch.Generator().manual_seed(seed + 1)
-
-    def wander(x: Tensor) -> Tensor:
-        noise = (1 - 0.99**2) ** 0.5 * torch.randn(x.shape, generator=generator)
-        noise[:, 0] /= (1 - 0.99**2) ** 0.5
-        for t in range(1, noise.shape[1]):
-            noise[:, t] += 0.99 * noise[:, t - 1]
-        return noise
-
-    return replace(s, k=wander(s.k), v=wander(s.v))
 
 
 def with_steps(s: Stream) -> Stream:
     """The same with delta steps between 0 and 1, and keys of unit length."""
     generator = torch.Generator().manual_seed(0)
-    beta = torch.sigmoid(torch.randn(s.g.shape, generator=generator))
+    beta = torch.sigmoid(torch.randn(s.v.shape[:3], generator=generator))
     return replace(s, k=F.normalize(s.k, dim=-1), beta=beta)
-
-
-def _like(seed: int, shape: Shape) -> Stream:
-    return correlated(seed, length=shape.length, heads=shape.heads, key_heads=shape.key_heads, dk=shape.dk, dv=shape.dv)
-
-
-STREAMS: dict[str, Callable[[Shape], Stream]] = {
-    "correlated": lambda shape: _like(0, shape),
-    "every": lambda shape: every(0, shape),
-    "none": lambda shape: none(0, shape),
-    "drift": lambda shape: drift(0, shape),
-}
 
 
 @torch.no_grad()
@@ -164,47 +155,12 @@ def captured(folder: str | None, text: Path | None, length: int) -> Stream:
     def keep(module: Any, args: tuple[Any, ...]) -> None:
         found.update(made=args[1], lam=module.slots(args[0]))
 
-    hook = memory.register_forward_pre_hook(keep)
     ids = torch.tensor([list(text.read_bytes()[:length])])
-    model(ids, use_cache=False, logits_to_keep=1)
-    hook.remove()
+    with memory.register_forward_pre_hook(keep):
+        model(ids, use_cache=False, logits_to_keep=1)
     made = found["made"]
-    g = torch.zeros(made.v.shape[:3]) if made.g is None else made.g
     changes = torch.zeros(ids.shape, dtype=torch.bool)
-    return Stream(made.q, made.k, made.v, found["lam"], g, made.beta, changes)
-
-
-def describe(segmentation: Segmentation, dk: int, dv: int, *, samples: int = 8) -> dict[str, float]:
-    """How often states were opened, how their tokens are shared out, and what a read touches.
-
-    boundary_rate: share of tokens that opened a state. states: how many live at the end, the mean over heads.
-    tokens_min … tokens_max: quantiles of the number of tokens in a state that lives at the end, all heads together.
-    W: Σ_i min(n_i (dk + dv), dk·dv) / (dk·dv), the dense-state equivalents that a read touches when a state of few
-    tokens is read as its tokens; the mean over heads and over `samples` evenly spaced steps, the last one among them.
-    """
-    batch, length, heads = segmentation.boundary.shape
-    if length == 0:
-        raise ValueError("segmentation must hold at least one token; it is empty")
-    if samples < 1:
-        raise ValueError(f"samples must be at least 1, got {samples}")
-    steps = sorted({length * (i + 1) // samples - 1 for i in range(samples)} - {-1})
-    dense = dk * dv
-    weights: list[float] = []
-    final: list[int] = []
-    for b in range(batch):
-        for h in range(heads):
-            for t in steps:
-                counts = [end - start for start, end in segmentation.spans(b, h, t)]
-                weights.append(sum(min(n * (dk + dv), dense) for n in counts) / dense)
-            final += counts
-    quantiles = torch.tensor(final, dtype=torch.float64).quantile(torch.tensor([0, 0.25, 0.5, 0.75, 1.0]).double())
-    names = ("tokens_min", "tokens_q25", "tokens_median", "tokens_q75", "tokens_max")
-    return {
-        "boundary_rate": segmentation.boundary.double().mean().item(),
-        "states": len(final) / (batch * heads),
-        **dict(zip(names, quantiles.tolist(), strict=True)),
-        "W": sum(weights) / len(weights),
-    }
+    return Stream(made.q, made.k, made.v, found["lam"], made.g, made.beta, changes)
 
 
 def _check_sizes(**sizes: int) -> None:

@@ -1,12 +1,13 @@
 """What a longer context is worth, on models that can and cannot use one."""
 
+import json
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-from dla.bench.context import run, spots, tail_losses
+from benchmarks.context import main, spots, tail_losses
 from dla.models import DLAConfig, DLAForCausalLM
 
 SIZES = {"hidden_size": 16, "num_hidden_layers": 1, "vocab_size": 256, "num_heads": 1, "head_k_dim": 8, "head_v_dim": 8}
@@ -49,8 +50,8 @@ def test_places_do_not_overlap() -> None:
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     make_model().save_pretrained(tmp_path / "model")
     (tmp_path / "text.txt").write_text("one and another and a third, " * 40)
-    options = {"contexts": (8, 32), "tokens": 8, "places": 5}
-    assert run(str(tmp_path / "model"), str(tmp_path / "text.txt"), **options) == 0
-    assert "difference" in capsys.readouterr().out
-    assert run(str(tmp_path / "model"), str(tmp_path / "none.txt"), **options) == 2
-    assert capsys.readouterr().err.startswith("dla bench context: ")
+    options = ["--contexts", "8", "32", "--tokens", "8", "--places", "5"]
+    main([str(tmp_path / "model"), str(tmp_path / "text.txt"), *options])
+    report = json.loads(capsys.readouterr().out)
+    assert [row["context"] for row in report["rows"]] == [8, 32] and report["places"] == 5
+    assert report["rows"][1]["difference"] == pytest.approx(report["rows"][1]["loss"] - report["rows"][0]["loss"])

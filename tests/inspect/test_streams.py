@@ -3,7 +3,8 @@ import time
 import pytest
 import torch
 
-from dla.bench.streams import MEAN_SEGMENT, NOISE, correlated, describe
+from dla.inspect.figures import describe
+from dla.inspect.streams import MEAN_SEGMENT, NOISE, correlated
 from dla.ops import segment
 
 SMALL = {"length": 200, "heads": 4, "dk": 6, "dv": 5}

@@ -1,4 +1,4 @@
-"""Reads many token sequences, every shared prefix once, and says what the model thinks of their tokens.
+"""One context, many continuations: reads token sequences with a model, every prefix that they share once.
 
 Sequences are laid out as a forest (``plan``): a node is a run of tokens that some of them share. A batch of trees goes
 through the model layer by layer and, in each layer, level by level: a node starts from its parent's state, which is
@@ -6,40 +6,23 @@ copied for every child and dropped when the layer is done. So of all the states 
 at a time, and no padding is read. Trees too large for a batch are read from the top, and their stem's cache is kept.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
-from typing import Any, Protocol
+from itertools import accumulate, pairwise
 
 import torch
 from torch import Tensor
+from tqdm import tqdm  # type: ignore[import-untyped]
 
+from dla.layers.call import Call
 from dla.layers.packing import Packing
 from dla.models.cache import DLACache, LayerCache
 from dla.models.causal_lm import DLAForCausalLM
 from dla.models.config import DLAConfig
 from dla.models.info import cache_bytes
-from dla.ops.state import State
 
 FORK, FORK_ROW = 8.0, 0.6  # tokens that could be read while a state is copied, and for each matrix of it (on a CPU)
 CPU_STATES = 32 << 20  # bytes of one layer's states in a batch: with more, a CPU waits for its memory
-LOGITS = 1 << 25  # numbers made at a time
-
-
-class Bar(Protocol):
-    """As tqdm's: told how many tokens are to be read, and how many have been."""
-
-    def reset(self, total: float | None = None) -> Any: ...
-
-    def update(self, n: float | None = 1) -> Any: ...
-
-
-@dataclass
-class Question:
-    """What the log-probability of ``targets`` is, each predicted by one of the last ``tokens``."""
-
-    tokens: Sequence[int]
-    targets: Sequence[int]
 
 
 @dataclass(eq=False)
@@ -51,8 +34,6 @@ class Node:
     end: int
     parent: "Node | None" = None
     children: list["Node"] = field(default_factory=list)
-    scored: list[tuple[int, int, int]] = field(default_factory=list)  # question, first and last position + 1
-    ends: list[int] = field(default_factory=list)  # sequences whose state is wanted, ending here
     size: int = 0  # tokens of the whole tree from here on
     rows: int = 0  # its nodes
 
@@ -83,10 +64,6 @@ class Pass:
     hidden: list[Tensor]  # for each level [tokens, hidden], before the last norm
     nodes: list[Node]  # those whose caches were wanted
     cache: DLACache | None  # theirs, one row each
-
-    @property
-    def tokens(self) -> int:
-        return sum(x.shape[0] for x in self.hidden)
 
     def last(self) -> Tensor:
         """[nodes, hidden] of the last tokens of ``nodes``."""
@@ -173,7 +150,6 @@ class Reader:
         batch_tokens: int = 4096,
         state_bytes: int = 1 << 30,
         fork: float | None = None,
-        bar: Bar | None = None,
     ) -> None:
         for name, value in (("batch_tokens", batch_tokens), ("state_bytes", state_bytes)):
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
@@ -183,7 +159,7 @@ class Reader:
         self.model = model
         self.batch_tokens, self.state_bytes = batch_tokens, state_bytes
         self.fork = fork_tokens(model.config) if fork is None else fork
-        self.bar = bar
+        self.bar = tqdm(disable=True)  # told how many tokens are to be read, and how many have been
         self.passes = 0
         self.tokens_read = 0
 
@@ -191,14 +167,8 @@ class Reader:
         """The node where each sequence ends, and the roots; ``more`` tokens will follow."""
         ends = plan(sequences, self.fork, self.batch_tokens)
         roots = measure(ends)
-        if self.bar is not None:
-            self.bar.reset(total=sum(root.size for root in roots) + more)
+        self.bar.reset(total=sum(root.size for root in roots) + more)
         return ends, roots
-
-    def advance(self, tokens: int) -> None:
-        """Show so many more tokens as done."""
-        if self.bar is not None:
-            self.bar.update(tokens)
 
     def rows_that_fit(self, context: int, all_layers: bool = False) -> int:
         """How many sequences' states may be held, of one layer at a time or of all of them."""
@@ -209,21 +179,21 @@ class Reader:
             limit = min(limit, CPU_STATES) if self.model.device.type == "cpu" else limit
         return max(1, limit // max(1, total))
 
-    def read(self, roots: Sequence[Node], most_rows: int, wants_ends: bool = False) -> Iterator[Pass]:
-        """All trees, a batch at a time; with ``wants_ends`` the caches of nodes in which sequences end."""
+    def read(self, roots: Sequence[Node], most_rows: int, wanted: Collection[Node] = ()) -> Iterator[Pass]:
+        """All trees, a batch at a time, with the caches of the nodes that are ``wanted``."""
         stack: list[tuple[Sequence[Node], DLACache | None]] = [(roots, None)]
         while stack:
             nodes, past = stack.pop()
             whole = [node for node in nodes if self._fits(node, most_rows)]
             for batch in self._batches(whole, most_rows):
-                yield self._pass(_levels(batch, wants_ends=wants_ends), past)
+                yield self._pass(_levels(batch, wanted), past)
             for node in nodes:
                 if self._fits(node, most_rows):
                     continue
                 if len(nodes) > 1:  # one at a time: the cache of each is held while its children are read
                     stack.append(([node], past))
                     continue
-                stem = self._pass(_levels([node], stem=True), past)
+                stem = self._pass(_levels([node], [node], depth=1), past)
                 yield stem
                 stack.append((node.children, stem.cache))
 
@@ -247,9 +217,7 @@ class Reader:
     def _pass(self, levels: list[Level], past: DLACache | None) -> Pass:
         """All layers over one batch of trees, which go on from ``past`` (one row) or begin."""
         model, device = self.model.model, self.model.device
-        xs = [model.embeddings(_ids(level).to(device)) for level in levels]
-        if model.config.residual_in_fp32 and xs[0].dtype != torch.float64:
-            xs = [x.float() for x in xs]
+        xs = [model.embed(_ids(level).to(device)) for level in levels]
         nodes = [level.nodes[row] for level in levels for row in level.kept]
         cache = DLACache(0) if nodes else None
         for i, block in enumerate(model.layers):
@@ -257,23 +225,21 @@ class Reader:
             kept: list[LayerCache] = []
             for depth, level in enumerate(levels):
                 own = None if above is None else above.select(torch.tensor(level.parents))
-                if own is None and (level.kept or depth + 1 < len(levels)):
+                keep = bool(level.kept) or depth + 1 < len(levels)
+                if own is None and keep:
                     own = LayerCache()
-                if own is not None:
-                    own.keep = bool(level.kept) or depth + 1 < len(levels)
-                xs[depth] = block(xs[depth], level.packing, past_key_values=own)
+                xs[depth] = block(xs[depth], Call(level.packing, own, keep=keep))
                 if level.kept and own is not None:
                     kept.append(own.select(torch.tensor(level.kept)))
                 above = own
             if cache is not None:
-                cache.layers.append(_join_layers(kept))
+                cache.layers.append(LayerCache.cat(kept))
         if cache is not None:
             cache.advance(max(node.end for node in nodes))
-        made = Pass(levels, [x.flatten(0, 1) for x in xs], nodes, cache)
-        self.passes += 1
-        self.tokens_read += made.tokens
-        self.advance(made.tokens)
-        return made
+        tokens = sum(level.packing.batch * level.packing.time for level in levels)
+        self.passes, self.tokens_read = self.passes + 1, self.tokens_read + tokens
+        self.bar.update(tokens)
+        return Pass(levels, [x.flatten(0, 1) for x in xs], nodes, cache)
 
     @torch.inference_mode()
     def logits(self, hidden: Tensor) -> Tensor:
@@ -281,42 +247,22 @@ class Reader:
         logits = self.model.lm_head(self.model.model.norm(hidden))
         return logits if logits.dtype == torch.float64 else logits.float()
 
-    @torch.inference_mode()
-    def probabilities(self, hidden: Tensor, places: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        """For targets [n] predicted at places [n] of hidden [tokens, hidden]: log-probabilities; which are likeliest.
 
-        A place asked about several times has its logits made once; no more than ``LOGITS`` numbers are held.
-        """
-        places, which = places.unique(return_inverse=True)
-        found = hidden.new_zeros(len(targets), dtype=torch.float64)
-        best = torch.zeros_like(targets, dtype=torch.bool)
-        step = max(1, LOGITS // self.model.config.vocab_size)
-        for start in range(0, len(places), step):
-            logits = self.logits(hidden[places[start : start + step]])
-            mine = ((which >= start) & (which < start + step)).nonzero()[:, 0]
-            row, target = which[mine] - start, targets[mine]
-            found[mine] = (logits[row, target] - logits.logsumexp(-1)[row]).double()
-            best[mine] = logits.argmax(-1)[row] == target
-        return found, best
-
-
-def _levels(trees: list[Node], wants_ends: bool = False, stem: bool = False) -> list[Level]:
-    """Trees by depth; with ``stem`` the roots alone, which are kept."""
+def _levels(trees: list[Node], wanted: Collection[Node], depth: int | None = None) -> list[Level]:
+    """Trees by depth, all of it or the first so many levels."""
     levels: list[Level] = []
     rows = [(tree, 0) for tree in trees]
-    while rows:
+    while rows and len(levels) != depth:
         nodes = [node for node, _ in rows]
         lengths = tuple(node.end - node.start for node in nodes)
         if len(set(lengths)) == 1:
             packing = Packing(len(nodes), lengths[0])
         else:
             packing = Packing(1, sum(lengths), lengths, rows=False)
-        kept = [row for row, node in enumerate(nodes) if stem or (wants_ends and node.ends)]
-        offsets = [0]
-        for length in lengths[:-1]:
-            offsets.append(offsets[-1] + length)
+        kept = [row for row, node in enumerate(nodes) if node in wanted]
+        offsets = [0, *accumulate(lengths[:-1])]
         levels.append(Level(nodes, [parent for _, parent in rows], kept, packing, offsets))
-        rows = [] if stem else [(child, row) for row, node in enumerate(nodes) for child in node.children]
+        rows = [(child, row) for row, node in enumerate(nodes) for child in node.children]
     return levels
 
 
@@ -324,136 +270,3 @@ def _ids(level: Level) -> Tensor:
     """[B, T] or packed [1, N] tokens"""
     ids = [token for node in level.nodes for token in node.tokens[node.start : node.end]]
     return torch.tensor(ids).view(level.packing.batch, level.packing.time)
-
-
-def _join_layers(layers: Sequence[LayerCache]) -> LayerCache:
-    """One layer's pasts, which are used up, as one batch."""
-    if len(layers) == 1:
-        return layers[0]
-    joined = LayerCache()
-    joined.seen = max(layer.seen for layer in layers)
-    states = [layer.state for layer in layers if layer.state is not None]
-    tails = [layer.tail for layer in layers if layer.tail is not None]
-    joined.state = State.cat(states) if states else None
-    joined.tail = torch.cat(tails) if tails else None
-    return joined
-
-
-def join(caches: Sequence[DLACache]) -> DLACache:
-    """Caches, which are used up, as one batch, in order."""
-    joined = DLACache(0)
-    joined.layers = [_join_layers(layers) for layers in zip(*(cache.layers for cache in caches), strict=True)]
-    return joined
-
-
-def score(reader: Reader, questions: Sequence[Question], done: Callable[[int, float, bool], None]) -> None:
-    """Answer questions in any order: ``done`` gets the number of the question, the sum of the log-probabilities of its
-    targets, and whether each of them was the likeliest token.
-    """
-    ends, roots = reader.lay_out([question.tokens for question in questions])
-    for number, (question, end) in enumerate(zip(questions, ends, strict=True)):
-        first = len(question.tokens) - len(question.targets)
-        for node in end.path():
-            if node.end > first:
-                node.scored.append((number, max(first, node.start), node.end))
-    sums, greedy = [0.0] * len(questions), [True] * len(questions)
-    left = [len(question.targets) for question in questions]
-    context = max((len(question.tokens) for question in questions), default=1)
-    for made in reader.read(roots, reader.rows_that_fit(context)):
-        for level, hidden in zip(made.levels, made.hidden, strict=True):
-            for number, found, best in _answers(reader, questions, level, hidden):
-                sums[number] += sum(found)
-                greedy[number] &= all(best)
-                left[number] -= len(found)
-                if left[number] == 0:
-                    done(number, sums[number], greedy[number])
-
-
-def _answers(
-    reader: Reader, questions: Sequence[Question], level: Level, hidden: Tensor
-) -> Iterator[tuple[int, list[float], list[bool]]]:
-    """Question, log-probabilities and which are likeliest, for what is asked about a level's tokens."""
-    asked: list[tuple[int, int]] = []
-    places: list[Tensor] = []
-    targets: list[int] = []
-    for node, offset in zip(level.nodes, level.offsets, strict=True):
-        for number, first, last in node.scored:
-            question = questions[number]
-            behind = len(question.tokens) - len(question.targets)
-            asked.append((number, last - first))
-            places.append(torch.arange(first, last) + (offset - node.start))
-            targets += question.targets[first - behind : last - behind]
-    if not asked:
-        return
-    device = hidden.device
-    found, best = reader.probabilities(hidden, torch.cat(places).to(device), torch.tensor(targets, device=device))
-    values, likeliest, at = found.tolist(), best.tolist(), 0
-    for number, count in asked:
-        yield number, values[at : at + count], likeliest[at : at + count]
-        at += count
-
-
-def go_on(
-    reader: Reader,
-    contexts: Sequence[Sequence[int]],
-    most: Sequence[int],
-    stops: Callable[[int, list[int]], bool],
-    most_rows: int = 64,
-) -> Iterator[tuple[int, list[int]]]:
-    """The likeliest tokens after each context, one by one: (number of the context, tokens) as they are finished.
-
-    Args:
-        most: tokens for each context.
-        stops: gets the number of the context and its tokens so far, and says whether they are all.
-        most_rows: contexts that go on together.
-    """
-    ends, roots = reader.lay_out(contexts, more=sum(most))
-    for number, end in enumerate(ends):
-        end.ends.append(number)
-    longest = max(map(len, contexts), default=1)
-    fit = min(most_rows, reader.rows_that_fit(longest, all_layers=True))
-    waiting: list[tuple[list[int], Tensor, DLACache]] = []
-    for made in reader.read(roots, fit, wants_ends=True):
-        numbers = [number for node in made.nodes for number in node.ends]
-        if numbers and made.cache is not None:
-            rows = torch.tensor([row for row, node in enumerate(made.nodes) for _ in node.ends])
-            with torch.inference_mode():
-                first = reader.logits(made.last()[rows.to(reader.model.device)]).argmax(-1)
-                waiting.append((numbers, first, made.cache.select(rows)))
-        if sum(len(some) for some, _, _ in waiting) >= fit:
-            yield from _decode(reader, waiting, most, stops)
-            waiting = []
-    if waiting:
-        yield from _decode(reader, waiting, most, stops)
-
-
-def _decode(
-    reader: Reader,
-    waiting: Sequence[tuple[list[int], Tensor, DLACache]],
-    most: Sequence[int],
-    stops: Callable[[int, list[int]], bool],
-) -> Iterator[tuple[int, list[int]]]:
-    """One token a step for all contexts that want another."""
-    numbers = [number for some, _, _ in waiting for number in some]
-    cache = join([cache for _, _, cache in waiting])
-    tokens = torch.cat([first for _, first, _ in waiting])
-    written: dict[int, list[int]] = {number: [] for number in numbers}
-    while numbers:
-        alive = []
-        for row, (number, token) in enumerate(zip(numbers, tokens.tolist(), strict=True)):
-            text = written[number]
-            text.append(token)
-            if len(text) < most[number] and not stops(number, text):
-                alive.append(row)
-                reader.advance(1)
-            else:
-                reader.advance(1 + most[number] - len(text))
-                yield number, text
-        numbers = [numbers[row] for row in alive]
-        if not numbers:
-            return
-        with torch.inference_mode():
-            index = torch.tensor(alive)
-            cache = cache if len(alive) == len(tokens) else cache.select(index)
-            step = tokens[index.to(tokens.device)][:, None]
-            tokens = reader.model(step, past_key_values=cache, use_cache=True).logits[:, -1].argmax(-1)

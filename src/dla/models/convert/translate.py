@@ -1,14 +1,7 @@
-"""Checkpoints of others to ours and back, and single-state models to the same function with more memory.
-
-Nothing is computed on the weights: every tensor keeps its bits and its dtype, and only names, the order of rows and the
-configuration change. Checkpoints are only ever read as tensors; a pickle that asks for anything else is refused.
-"""
+"""From a configuration and tensors to others: of another format, or with another memory."""
 
 import re
-import shutil
-import sys
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,22 +9,11 @@ from torch import Tensor
 
 from dla.layers.memory import inverse_softplus
 from dla.models.causal_lm import DLAForCausalLM
-from dla.models.checkpoint import (
-    Tensors,
-    check_target,
-    copy_companions,
-    locate,
-    read_config,
-    read_tensors,
-    write_json,
-    write_pickle,
-    write_safetensors,
-)
 from dla.models.config import MEMORIES, DLAConfig
-from dla.models.formats import EMBEDDINGS, FORMATS, LM_HEAD, format_of
+from dla.models.convert.files import Tensors
+from dla.models.convert.formats import EMBEDDINGS, FORMATS, LM_HEAD, format_of
 from dla.names import check_choice
 
-TARGETS = ("dla", *FORMATS)
 # what may change in an upgrade without changing what the model computes
 MEMORY_OPTIONS = (
     "capacity",
@@ -50,88 +32,9 @@ MEMORY_OPTIONS = (
 NEUTRAL = {"slots.proj.weight": 0.0, "slots.L": 1.0, "slots.bias": inverse_softplus(1)}
 
 
-def convert(
-    src: str | Path, dst: str | Path, *, to: str | None = None, memory: str | None = None, **overrides: Any
-) -> DLAConfig | dict[str, Any]:
-    """Write the checkpoint ``src`` to the folder ``dst`` in another format, or with another memory; its configuration.
-
-    Args:
-        src: a folder with config.json and weights in safetensors or pytorch_model.bin (either may be sharded), by
-            state-spaces (Mamba-2), transformers (Mamba-2), flash-linear-attention (Gated DeltaNet) or us; or the name
-            of one on the Hugging Face hub.
-        dst: a new or empty folder. Tokenizer files and generation_config.json are copied along.
-        to: "dla" (also what None means), "transformers", "state-spaces" or "fla".
-        memory: "log_linear" or "dynamic" gives a model of one state a head such a memory. It computes the same until it
-            is trained: all states have the weight 1 (see ``upgrade``).
-        overrides: options of that memory, e.g. capacity=16.
-    """
-    return _convert(src, dst, to, memory, overrides)[0]
-
-
-def run(src: str, dst: Path, *, to: str | None, memory: str | None) -> int:
-    """``convert`` for the command line; the exit code."""
-    try:
-        _, tensors = _convert(src, dst, to, memory, {})
-    except (ValueError, OSError) as error:
-        print(f"dla convert: {error}", file=sys.stderr)
-        return 1
-    count = sum(tensor.numel() for tensor in tensors.values())
-    print(f"{dst}: {to or 'dla'} checkpoint, {len(tensors)} tensors, {count / 1e6:.1f}M numbers")
-    return 0
-
-
-def _convert(
-    src: str | Path, dst: str | Path, to: str | None, memory: str | None, overrides: dict[str, Any]
-) -> tuple[DLAConfig | dict[str, Any], Tensors]:
-    target = "dla" if to is None else to
-    check_choice("to", target, TARGETS)
-    if target != "dla" and memory not in (None, "single"):
-        raise ValueError(f'to="{target}" holds models of one state a head; memory="{memory}" needs to="dla"')
-    _check_upgrade(memory, overrides)
-    folder = check_target(dst)
-    source = locate(src)
-    foreign = read_config(source)
-    try:
-        _our_config(foreign)
-    except ValueError as error:
-        raise ValueError(f"{source / 'config.json'}: {error}") from error
-    weights = read_tensors(source)
-    try:
-        config, tensors = to_dla(foreign, weights)
-        if memory is not None:
-            config, tensors = upgrade(config, tensors, memory, **overrides)
-    except ValueError as error:
-        raise ValueError(f"{source}: {error}") from error
-    if target == "dla":
-        _write(source, folder, config, tensors, pickled=False)
-        return config, tensors
-    written, tensors = from_dla(config, tensors, target)
-    _write(source, folder, written, tensors, pickled=FORMATS[target].pickled)
-    return written, tensors
-
-
-def _write(source: Path, folder: Path, config: DLAConfig | dict[str, Any], tensors: Tensors, pickled: bool) -> None:
-    """config.json comes last, so that what has one is whole."""
-    new = not folder.exists()
-    folder.mkdir(parents=True, exist_ok=True)
-    try:
-        (write_pickle if pickled else write_safetensors)(folder, tensors)
-        copy_companions(source, folder)
-        if isinstance(config, DLAConfig):
-            config.save_pretrained(folder)
-        else:
-            write_json(folder / "config.json", config)
-    except BaseException:
-        for path in folder.iterdir():
-            path.unlink()
-        if new:
-            shutil.rmtree(folder)
-        raise
-
-
 def to_dla(config: dict[str, Any], tensors: Mapping[str, Tensor]) -> tuple[DLAConfig, Tensors]:
     """A config.json of any of the formats and its tensors -> our configuration and tensors, which share memory."""
-    name, ours = _our_config(config)
+    name, ours = our_config(config)
     if name == "dla":
         shapes = _shapes(ours, tensors)
         tensors = _untied(ours, tensors, EMBEDDINGS)
@@ -146,7 +49,7 @@ def to_dla(config: dict[str, Any], tensors: Mapping[str, Tensor]) -> tuple[DLACo
     return ours, form.to_ours(tensors, shapes)
 
 
-def _our_config(config: dict[str, Any]) -> tuple[str, DLAConfig]:
+def our_config(config: dict[str, Any]) -> tuple[str, DLAConfig]:
     """The format of a config.json and what it says in our terms."""
     name = format_of(config)
     try:
@@ -182,7 +85,7 @@ def upgrade(
     The new weights make lam = 1 whatever the input: all states add up with weight 1, and their sum is the one state.
     ``overrides`` are options of the memory (``MEMORY_OPTIONS``).
     """
-    _check_upgrade(memory, overrides)
+    check_upgrade(memory, overrides)
     present = {kind for _, kind in config.kinds() if kind is not None}
     if present == {memory} and not overrides:
         return config, dict(tensors)
@@ -208,7 +111,7 @@ def _neutral(name: str, shape: torch.Size, tensors: Mapping[str, Tensor]) -> Ten
     return torch.full(shape, value, dtype=dtype)
 
 
-def _check_upgrade(memory: str | None, overrides: Mapping[str, Any]) -> None:
+def check_upgrade(memory: str | None, overrides: Mapping[str, Any]) -> None:
     if memory is not None:
         check_choice("memory", memory, MEMORIES)
     if overrides and memory in (None, "single"):

@@ -1,19 +1,25 @@
-"""`dla bench context`: what a longer context is worth. The same tokens are predicted after short and long ones."""
+"""What a longer context is worth: the same tokens of a text are predicted after short and after long contexts.
 
+    python benchmarks/context.py MODEL SOURCE [--contexts T ...] [--tokens N] [--places N]
+
+MODEL is a saved model's folder, SOURCE a text as in a recipe's data.validation. Prints JSON: the mean loss after each
+context, and its difference to the shortest with the standard error of that. The difference is one of the same tokens,
+place by place, so what the tokens are has no part in it.
+"""
+
+from __future__ import annotations
+
+import argparse
 import json
-import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
-from transformers.utils.logging import disable_progress_bar
 
 from dla.models import DLAForCausalLM
 from dla.models.loss import IGNORED
-from dla.report import table
 from dla.text import model_tokenizer
 from dla.training.data.documents import documents
 from dla.training.data.encoding import encode
@@ -22,62 +28,16 @@ from dla.training.recipe import Source
 TOKENS_AT_ONCE = 16384
 
 
-def run(
-    model: str,
-    source: str,
-    *,
-    contexts: Sequence[int] = (128, 256, 512, 1024, 1920),
-    tokens: int = 128,
-    places: int = 256,
-    field: str = "text",
-    tokenizer: str | None = None,
-    out: Path | None = None,
-    as_json: bool = False,
-) -> int:
-    """Print the mean loss of ``tokens`` tokens at each of ``places`` after several contexts; the exit code."""
-    disable_progress_bar()
-    try:
-        loaded = DLAForCausalLM.from_pretrained(model).eval()
-        words = model_tokenizer(model, tokenizer, loaded.config.vocab_size)
-        figures = measure(loaded, words, Source(source, field=field), sorted(contexts), tokens, places)
-        report = {"model": model, "source": source, **figures}
-    except (ValueError, OSError) as error:
-        print(f"dla bench context: {error}", file=sys.stderr)
-        return 2
-    if out is not None:
-        out.write_text(json.dumps(report, indent=2) + "\n")
-    print(json.dumps(report, indent=2) if as_json else _text(report["rows"]))
-    return 0
-
-
-def _text(rows: Sequence[dict[str, Any]]) -> str:
-    """Differences are small: in thousandths."""
-    shown = [
-        {
-            "context": row["context"],
-            "loss": row["loss"],
-            "difference / 1000": 1000 * row["difference"],
-            "error / 1000": None if row["error"] is None else 1000 * row["error"],
-        }
-        for row in rows
-    ]
-    return table(shown)
-
-
 def measure(
-    model: DLAForCausalLM, tokenizer: Any, source: Source, contexts: Sequence[int], tokens: int, places: int
+    model: DLAForCausalLM, texts: Sequence[np.ndarray], contexts: Sequence[int], tokens: int, places: int
 ) -> dict[str, Any]:
-    """Rows with the mean loss after each context, and its difference to the shortest with the standard error of it.
-
-    The difference is one of the same tokens, place by place, so what the tokens are has no part in it.
-    """
-    texts = encode(tokenizer, list(documents(source)))
+    """A row for each context, from the shortest on."""
+    contexts = sorted(contexts)
     windows = spots(texts, contexts[-1] + tokens, places)
     losses = {context: tail_losses(model, windows, context, tokens) for context in contexts}
-    first = losses[contexts[0]]
     rows = []
     for context, found in losses.items():
-        difference = found - first
+        difference = found - losses[contexts[0]]
         error = difference.std(ddof=1) / len(difference) ** 0.5 if context != contexts[0] else None
         rows.append({"context": context, "loss": found.mean(), "difference": difference.mean(), "error": error})
     return {"tokens": tokens, "places": len(windows), "rows": rows}
@@ -104,3 +64,24 @@ def tail_losses(model: DLAForCausalLM, windows: np.ndarray, context: int, tokens
         losses = model(part, shift_labels=targets, loss_reduction="none", use_cache=False).loss
         found.append(losses.sum(1).cpu() / tokens)
     return torch.cat(found).double().numpy()
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", metavar="MODEL")
+    parser.add_argument("source", metavar="SOURCE")
+    parser.add_argument("--contexts", type=int, nargs="+", default=[128, 256, 512, 1024, 1920], metavar="T")
+    parser.add_argument("--tokens", type=int, default=128, metavar="N", help="that are predicted (%(default)s)")
+    parser.add_argument("--places", type=int, default=256, metavar="N", help="at most (%(default)s)")
+    parser.add_argument("--field", default="text", help="the column or key of the text (%(default)s)")
+    parser.add_argument("--tokenizer", help="(the model's)")
+    args = parser.parse_args(argv)
+    model = DLAForCausalLM.from_pretrained(args.model).eval()
+    tokenizer = model_tokenizer(args.model, args.tokenizer, model.config.vocab_size)
+    texts = encode(tokenizer, list(documents(Source(args.source, field=args.field))))
+    figures = measure(model, texts, args.contexts, args.tokens, args.places)
+    print(json.dumps({"model": args.model, "source": args.source, **figures}, indent=2))
+
+
+if __name__ == "__main__":
+    main()

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from dla.models.config import DLAConfig
-from dla.models.foreign_config import (
+from dla.models.convert.configs import (
     Config,
     read_fla,
     read_state_spaces,

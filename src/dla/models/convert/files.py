@@ -5,14 +5,16 @@ import pickle
 import re
 import shutil
 import zipfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor
+
+from dla.text import first_line
 
 Tensors = dict[str, Tensor]
 
@@ -54,7 +56,7 @@ def _download(name: str) -> Path:
     except Exception as error:  # of the network, the hub or the disk, each with errors of its own
         raise ValueError(
             f"src: there is no folder {name!r}, and it could not be fetched from the Hugging Face hub either "
-            f"({type(error).__name__}: {_first_line(error)})"
+            f"({type(error).__name__}: {first_line(error)})"
         ) from error
     return folder
 
@@ -134,7 +136,7 @@ def _load_safetensors(path: Path) -> Tensors:
     try:
         return load_file(path)
     except (SafetensorError, OSError, ValueError, KeyError, RuntimeError) as error:
-        raise ValueError(f"{path} is not a whole safetensors file: {_first_line(error)}") from error
+        raise ValueError(f"{path} is not a whole safetensors file: {first_line(error)}") from error
 
 
 def _load_pickle(path: Path) -> Tensors:
@@ -147,7 +149,7 @@ def _load_pickle(path: Path) -> Tensors:
             f"{path} is damaged or holds more than tensors, which would run code of its author; it was not loaded"
         ) from error
     except Exception as error:  # a damaged pickle fails in as many ways as there are bytes
-        raise ValueError(f"{path} is not a whole file of tensors: {_first_line(error)}") from error
+        raise ValueError(f"{path} is not a whole file of tensors: {first_line(error)}") from error
     if not isinstance(content, dict) or not all(isinstance(name, str) for name in content):
         raise ValueError(f"{path} must hold a dictionary of tensors by name, got {type(content).__name__}")
     for name, tensor in content.items():
@@ -161,44 +163,22 @@ def _check_present(path: Path) -> None:
         raise ValueError(f"{path} is missing")
 
 
-def _first_line(error: Exception) -> str:
-    return next(iter(str(error).splitlines()), type(error).__name__)
+def write_tensors(folder: Path, tensors: Mapping[str, Tensor], pickled: bool = False) -> None:
+    """model.safetensors, or several files and their index where one would be larger than ``SHARD_BYTES``.
 
+    pickled: pytorch_model.bin, one file of any size, in which a tensor under two names is written once.
+    """
+    from huggingface_hub import save_torch_state_dict
 
-def write_safetensors(folder: Path, tensors: Mapping[str, Tensor]) -> None:
-    """model.safetensors, or several files and their index where one would be larger than ``SHARD_BYTES``."""
-    shards = list(_shards(tensors))
-    if len(shards) == 1:
-        save_file(shards[0], folder / "model.safetensors", metadata={"format": "pt"})
-        return
-    places: dict[str, str] = {}
-    for number, shard in enumerate(shards, 1):
-        place = f"model-{number:05d}-of-{len(shards):05d}.safetensors"
-        save_file(shard, folder / place, metadata={"format": "pt"})
-        places |= dict.fromkeys(shard, place)
-    total = sum(tensor.nbytes for tensor in tensors.values())
-    write_json(folder / "model.safetensors.index.json", {"metadata": {"total_size": total}, "weight_map": places})
-
-
-def _shards(tensors: Mapping[str, Tensor]) -> Iterator[Tensors]:
-    shard: Tensors = {}
-    size = 0
-    for name, tensor in tensors.items():
-        if shard and size + tensor.nbytes > SHARD_BYTES:
-            yield shard
-            shard, size = {}, 0
-        shard[name] = tensor.contiguous()
-        size += tensor.nbytes
-    yield shard
-
-
-def write_pickle(folder: Path, tensors: Mapping[str, Tensor]) -> None:
-    """pytorch_model.bin. A tensor under two names is written once; views are copied out of their storage first."""
-    copies: dict[int, Tensor] = {}
+    own: dict[int, Tensor] = {}  # views are copied out of their storage, which would be written whole
     for tensor in tensors.values():
         whole = tensor.is_contiguous() and tensor.untyped_storage().nbytes() == tensor.nbytes
-        copies.setdefault(id(tensor), tensor if whole else tensor.contiguous().clone())
-    torch.save({name: copies[id(tensor)] for name, tensor in tensors.items()}, folder / "pytorch_model.bin")
+        own.setdefault(id(tensor), tensor if whole else tensor.contiguous().clone())
+    written = {name: own[id(tensor)] for name, tensor in tensors.items()}
+    if pickled:
+        torch.save(written, folder / "pytorch_model.bin")
+    else:
+        save_torch_state_dict(written, folder, max_shard_size=SHARD_BYTES, metadata={"format": "pt"})
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:

@@ -1,0 +1,115 @@
+"""The one way to a model that is ready to use: the folder of a saved one, or a preset with random weights."""
+
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+from transformers.utils import logging as transformers_logging
+
+from dla.machine import ensure_half_precision
+from dla.models.causal_lm import DLAForCausalLM
+from dla.models.config import DLAConfig, EndTokens, check_saved
+from dla.models.presets import PRESETS, preset
+from dla.typed import convert
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+def is_preset(name: str) -> bool:
+    """Whether a model's name is no folder, so that its weights are random."""
+    return not Path(name).is_dir()
+
+
+def find_config(name: str, memory: str | None = None) -> DLAConfig:
+    """The configuration of a saved model's folder, or of a preset.
+
+    Args:
+        name: the folder or the preset.
+        memory: of the preset (None: "single"); a saved model has its own and takes None or that one.
+    """
+    if is_preset(name):
+        if name not in PRESETS and len(Path(name).parts) > 1:
+            raise ValueError(f"{name} is not a folder")
+        return preset(name, memory or "single")
+    file = Path(name) / "config.json"
+    if not file.is_file():
+        raise ValueError(f"{name} has no config.json, so it is not a saved model")
+    check_saved(name)
+    kind = json.loads(file.read_text(encoding="utf-8")).get("model_type")
+    if kind != DLAConfig.model_type:
+        raise ValueError(
+            f"{name} holds a model of type {kind!r}, not {DLAConfig.model_type!r}; `dla convert` reads others"
+        )
+    config = DLAConfig.from_pretrained(name)
+    if memory is not None and memory != config.memory:
+        raise ValueError(f'{name} was made with memory="{config.memory}", which memory="{memory}" cannot change')
+    return config
+
+
+def load_model(
+    name: str,
+    *,
+    memory: str | None = None,
+    dtype: str | None = "float32",
+    device: str | None = None,
+    tau: float | None = None,
+    capacity: int | None = None,
+    state_dtype: str | None = None,
+) -> DLAForCausalLM:
+    """A model to use, in eval mode. What is wrong with its name or its files is a ValueError or OSError of one line.
+
+    Args:
+        name, memory: as for ``find_config``. The random weights of a preset are the same every time.
+        dtype: one of ``DTYPES``; None: the one it was saved in.
+        device: None: the GPU if there is one.
+        tau, capacity, state_dtype: of its dynamic memory (``set_memory``); None: its own.
+    """
+    if dtype is not None and dtype not in DTYPES:
+        raise ValueError(f"dtype must be one of {', '.join(DTYPES)}, got {dtype!r}")
+    config = find_config(name, memory)
+    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    chosen = None if dtype is None else DTYPES[dtype]
+    if chosen is not None and torch.device(device).type == "cpu":
+        ensure_half_precision(chosen)
+    model = _random(config, chosen) if is_preset(name) else _saved(name, chosen)
+    if (tau, capacity, state_dtype) != (None, None, None):
+        model.set_memory(tau=tau, capacity=capacity, state_dtype=state_dtype)
+    return model.to(device).eval()
+
+
+def _random(config: DLAConfig, dtype: torch.dtype | None) -> DLAForCausalLM:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)  # a saved context is of use with the same weights only
+        return DLAForCausalLM(config).to(dtype)
+
+
+def _saved(folder: str, dtype: torch.dtype | None) -> DLAForCausalLM:
+    try:
+        with _progress_for_people():
+            model: DLAForCausalLM = DLAForCausalLM.from_pretrained(folder, dtype=dtype or "auto")
+    except Exception as error:  # transformers trusts the files beside the weights, and fails on them in many ways
+        if isinstance(error, ValueError | OSError) and folder in str(error):
+            raise
+        reason = "the weights have other shapes than config.json says"
+        if "ignore_mismatched_sizes" not in str(error):
+            reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
+        raise ValueError(f"{folder} cannot be loaded: {reason}") from error
+    settings = Path(folder) / "generation_config.json"
+    convert(f"{settings}: eos_token_id", model.generation_config.eos_token_id, EndTokens)
+    return model
+
+
+@contextmanager
+def _progress_for_people() -> Iterator[None]:
+    """Without the progress bars of transformers, unless somebody is looking."""
+    enabled = transformers_logging.is_progress_bar_enabled()
+    if not sys.stderr.isatty():
+        transformers_logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if enabled:
+            transformers_logging.enable_progress_bar()
