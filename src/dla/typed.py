@@ -106,7 +106,8 @@ def convert(where: str, value: Any, wanted: Any, none: str = "None") -> Any:
 
 def check_fields(made: Any) -> None:
     """Refuse the first field of a dataclass that is not what its annotation says."""
-    for name, kind in hints(type(made)).items():
+    own: Any = type(made)
+    for name, kind in hints(own).items():
         convert(name, getattr(made, name), kind)
 
 

@@ -27,7 +27,7 @@ WRONG = {
     "deeper points": ({"curve": [[[1, 2.0, 0.5]]]}, "curve[0] must be a list of 3 numbers, got [[1"),
     "points as objects": ({"curve": [{"step": 1}]}, "curve[0] must be a list of 3 numbers, got {'step': 1}"),
     "a step that is none": ({"curve": [[math.nan, 2.0, 0.5]]}, "curve[0][0] must be a step, got nan"),
-    "a step before the first": ({"curve": [[-1, 2.0, 0.5]]}, "curve[0][0] must be a number from 0 to 1e+100, got -1"),
+    "a step before the first": ({"curve": [[-1, 2.0, 0.5]]}, "curve[0][0] must be a step, got -1"),
     "a text as accuracy": ({"accuracy": "high"}, "accuracy must be a number from 0 to 1 or None, got 'high'"),
     "percent as accuracy": ({"accuracy": 98.0}, "accuracy must be a number from 0 to 1 or None, got 98.0"),
     "true as accuracy": ({"accuracy": True}, "accuracy must be a number from 0 to 1 or None, got True"),

@@ -13,17 +13,17 @@ from dla.typed import Count, Limit, convert
 LARGEST = 1e100  # beyond it sums of squares leave floating point
 
 
-def _figure(least: float, most: float) -> Any:
-    """A number in a range, or none at all."""
-    return Annotated[
-        float, Limit(f"a number from {least:g} to {most:g}", lambda x: least <= x <= most or not isfinite(x), "numbers")
-    ]
+def _from(least: float, most: float) -> Limit:
+    """A range of figures; what is not finite is none at all."""
+    words = f"from {least:g} to {most:g}"
+    return Limit(f"a number {words}", lambda x: least <= x <= most or not isfinite(x), f"numbers {words}")
 
 
-Part = _figure(0.0, 1.0) | None
-Figure = _figure(-LARGEST, LARGEST) | None
-Amount = _figure(0.0, LARGEST) | None
-Point = tuple[Annotated[_figure(0.0, LARGEST), Limit("a step", isfinite)], Figure, Part]  # step, loss, accuracy
+Part = Annotated[float, _from(0.0, 1.0)] | None
+Figure = Annotated[float, _from(-LARGEST, LARGEST)] | None
+Amount = Annotated[float, _from(0.0, LARGEST)] | None
+Step = Annotated[float, Limit("a step", lambda x: 0 <= x <= LARGEST, "numbers")]
+Point = tuple[Step, Figure, Part]  # loss and accuracy
 
 
 class Named(TypedDict):

@@ -8,7 +8,7 @@ import numpy as np
 
 from dla.training.data.documents import hub_dataset, text_of
 from dla.training.data.encoding import encode, vocabulary_size
-from dla.training.data.feed import Micro, Position, Row, Shape, StepPosition
+from dla.training.data.feed import Documents, Micro, Position, Row, Shape, StepPosition
 from dla.training.data.order import Draws
 from dla.training.recipe import Source
 from dla.typed import BadValueError, Natural, convert
@@ -51,7 +51,7 @@ class StreamFeed:
         tokenizer: Any,
         *,
         length: int,
-        documents: str,
+        documents: Documents,
         sequences: int,
         micro: int,
         seed: int,

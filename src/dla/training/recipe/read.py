@@ -25,10 +25,10 @@ from dla.training.recipe.check import check
 from dla.training.recipe.configure import model_config
 from dla.training.recipe.overrides import parse_overrides
 from dla.training.recipe.schema import EXTENDS, Tree, merge, typed_tree
-from dla.training.recipe.text import to_dict, write_recipe
+from dla.training.recipe.text import write_recipe
 from dla.typed import BadValueError, convert
 
-__all__ = ["read_recipe", "check", "model_config", "write_recipe", "to_dict"]
+__all__ = ["read_recipe", "check", "model_config", "write_recipe"]
 
 
 def read_recipe(path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
