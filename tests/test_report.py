@@ -99,4 +99,9 @@ def test_values_in_messages_are_short():
     assert shown("ab") == "'ab'"
     assert len(shown("a" * 5000)) < 100
     assert shown(10**400) == "an integer that is too large"
-    assert "nested deeper" in shown(nested(400))
+    assert "[...]" in shown(nested(400)) or "{...}" in shown(nested(400))
+    shared = []
+    for _ in range(100):
+        shared = [shared, shared]
+    assert len(shown(shared)) < 100
+    assert shown([10**5000]) == "a list that is too long to show"

@@ -2,6 +2,7 @@
 
 import math
 import re
+import reprlib
 from collections.abc import Mapping, Sequence
 from itertools import chain
 from typing import Any, TypeGuard
@@ -14,6 +15,8 @@ SPECIAL = re.compile(
 )
 NUMBERED = re.compile(r"^(\d+)([.)])(?=\s|$)")  # an entry of a list
 FORMULA = ("=", "+", "-", "@")
+_short = reprlib.Repr()
+_short.maxstring = _short.maxother = _short.maxlong = 80
 
 
 def table(rows: Sequence[Mapping[str, object]]) -> str:
@@ -74,12 +77,13 @@ def is_number(value: object) -> TypeGuard[float]:
 
 
 def shown(value: object) -> str:
-    """A value in an error message: on one line, and not all of it if it is long."""
-    if isinstance(value, list | dict) and too_deep(value):
-        return f"a {type(value).__name__} nested deeper than {DEEPEST}"
+    """A value in an error message: on one line, and not all of it if it is long or nested."""
     if isinstance(value, int) and not is_number(value) and not isinstance(value, bool):
         return "an integer that is too large"
-    text = repr(value)
+    try:
+        text = _short.repr(value)  # of a value whose parts are one another, repr() itself could go on for years
+    except ValueError:  # an integer of thousands of digits in it
+        return f"a {type(value).__name__} that is too long to show"
     return text if len(text) <= 80 else text[:77] + "…"
 
 

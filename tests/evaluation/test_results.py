@@ -78,10 +78,19 @@ def test_a_failed_write_leaves_the_old_file_and_no_other(tmp_path, monkeypatch):
             + b"}}",
             "nested 32 deep",
         ),
-        (b'{"format": "dla-evaluation", "version": 1, "model": "m", "label": "l"}', "'tasks' is missing"),
-        (b'{"format": "dla-evaluation", "version": 1, "model": 3, "label": "l", "tasks": []}', "'model' must be str"),
-        (b'{"format": "dla-evaluation", "version": 1, "model": "m", "label": "l", "tasks": [3]}', "task 1 must be"),
-        (b'{"format": "dla-evaluation", "version": 1, "model": "m", "label": "l", "tasks": [], "x": 1}', "'x' is not"),
+        (b'{"format": "dla-evaluation", "version": 1, "model": "m", "label": "l"}', "tasks is missing"),
+        (
+            b'{"format": "dla-evaluation", "version": 1, "model": 3, "label": "l", "tasks": []}',
+            "model must be a text, got 3",
+        ),
+        (
+            b'{"format": "dla-evaluation", "version": 1, "model": "m", "label": "l", "tasks": [3]}',
+            "tasks[0] must be a table, got 3",
+        ),
+        (
+            b'{"format": "dla-evaluation", "version": 1, "model": "m", "label": "l", "tasks": [], "x": 1}',
+            "'x' is not known",
+        ),
     ],
 )
 def test_files_that_are_no_evaluation(tmp_path, content, words):
@@ -96,20 +105,23 @@ def test_files_that_are_no_evaluation(tmp_path, content, words):
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"value": 101.0}, "'value' must be from 0 to 100, got 101.0"),
-        ({"value": float("nan")}, "'value' must be from 0 to 100, got nan"),
-        ({"value": True}, "'value' must be int or float or null, got True"),
-        ({"stderr": -1.0}, "'stderr' must be 0 or more"),
-        ({"n": 2.5}, "'n' must be int"),
-        ({"n": 10**400}, "'n' must be 0 or more, got an integer that is too large"),
-        ({"value": 10**400}, "'value' must be from 0 to 100"),
-        ({"provenance": {"weights": 5}}, "provenance 'weights' must be a text, got 5"),
-        ({"provenance": ["x"]}, "'provenance' must be dict"),
-        ({"official": 1}, "'official' must be bool"),
-        ({"other": {"f1": "high"}}, "'f1' must be a finite number"),
-        ({"samples": [{"score": 1.0}]}, "a sample must be an object with an 'id'"),
-        ({"samples": [{"id": "7", "score": 100.0}]}, "the score of sample '7' must be from 0 to 1, got 100.0"),
-        ({"samples": [{"id": "7"}]}, "the score of sample '7' must be from 0 to 1, got None"),
+        ({"value": 101.0}, "tasks[0].value must be a number from 0 to 100 or None, got 101.0"),
+        ({"value": float("nan")}, "tasks[0].value must be a number from 0 to 100 or None, got nan"),
+        ({"value": True}, "tasks[0].value must be a number from 0 to 100 or None, got True"),
+        ({"stderr": -1.0}, "tasks[0].stderr must be a finite number >= 0 or None, got -1.0"),
+        ({"n": 2.5}, "tasks[0].n must be an integer >= 0, got 2.5"),
+        ({"n": 10**400}, "tasks[0].n must be an integer <= 2147483647, got an integer that is too large"),
+        ({"value": 10**400}, "tasks[0].value must be a number from 0 to 100 or None, got an integer that is too large"),
+        ({"provenance": {"weights": 5}}, "tasks[0].provenance.weights must be a text, got 5"),
+        ({"provenance": ["x"]}, "tasks[0].provenance must be an object {…}, got ['x']"),
+        ({"official": 1}, "tasks[0].official must be true or false, got 1"),
+        ({"other": {"f1": "high"}}, "tasks[0].other.f1 must be a finite number, got 'high'"),
+        ({"samples": [{"score": 1.0}]}, "tasks[0].samples[0].id is missing"),
+        (
+            {"samples": [{"id": "7", "score": 100.0}]},
+            "tasks[0].samples[0].score must be a number from 0 to 1, got 100.0",
+        ),
+        ({"samples": [{"id": "7"}]}, "tasks[0].samples[0].score is missing"),
     ],
 )
 def test_values_that_cannot_be_are_neither_written_nor_read(tmp_path, change, words):

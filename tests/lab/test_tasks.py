@@ -510,25 +510,25 @@ def test_describe_is_json_and_makes_the_same_task(name, options):
         ("recall", {"length": 63}, "length must be at least 64 for 16 written pairs .* got 63; pairs=15 would fit"),
         ("recall", {"pairs": 65}, "pairs must be at most 64 .* see keys.*got 65"),
         ("recall", {"queries": 17}, "queries must be at most 16 .* see pairs.*got 17"),
-        ("recall", {"pairs": 0}, "pairs must be a whole number of at least 1, got 0"),
-        ("recall", {"queries": 0}, "queries must be a whole number of at least 1, got 0"),
-        ("recall", {"length": 96.0}, "length must be a whole number of at least 1, got 96.0"),
-        ("recall", {"keys": True}, "keys must be a whole number"),
+        ("recall", {"pairs": 0}, "pairs must be an integer >= 1, got 0"),
+        ("recall", {"queries": 0}, "queries must be an integer >= 1 or None, got 0"),
+        ("recall", {"length": 96.0}, "length must be an integer >= 1, got 96.0"),
+        ("recall", {"keys": True}, "keys must be an integer >= 1, got True"),
         ("overwrite", {"writes": 40}, "length must be at least 656 .*pairs=1 would fit"),
         ("overwrite", {"values": 1}, "values must be at least 2"),
         ("needle", {"length": 14}, "length must be at least 15 for 4 needles .*needles=3 would fit"),
         ("needle", {"haystack": "text", "symbols": 16}, "symbols must be 256"),
         ("needle", {"haystack": "text", "length": 10**9}, "length must be at most .* got 1000000000"),
         ("needle", {"haystack": "hay"}, "haystack must be one of"),
-        ("needle", {"depth": 1.5}, "depth must be a fraction from 0 to 1, got 1.5"),
+        ("needle", {"depth": 1.5}, "depth must be a number from 0 to 1 or None, got 1.5"),
         ("needle", {"depth": 0.5, "queries": 2}, "queries must be 1 where depth is fixed, got 2"),
         ("selective_copy", {"length": 32}, "length must be at least 33 .*tokens=15 would fit"),
-        ("induction", {"early": float("nan")}, "early must be a finite number, got nan"),
-        ("induction", {"early": "soon"}, "early must be a finite number, got 'soon'"),
-        ("induction", {"early": -0.1}, "early must be a fraction"),
-        ("recall", {"gap": 5}, "gap must be a text, got 5"),
-        ("recall", {"pairs": 10**400}, "pairs must be at most 2147483647, got an integer that is too large"),
-        ("needle", {"depth": []}, r"depth must be a finite number or left out, got \[\]"),
+        ("induction", {"early": float("nan")}, "early must be a number from 0 to 1, got nan"),
+        ("induction", {"early": "soon"}, "early must be a number from 0 to 1, got 'soon'"),
+        ("induction", {"early": -0.1}, "early must be a number from 0 to 1, got -0.1"),
+        ("recall", {"gap": 5}, "gap must be one of .*, got 5"),
+        ("recall", {"pairs": 10**400}, "pairs must be an integer <= 2147483647, got an integer that is too large"),
+        ("needle", {"depth": []}, r"depth must be a number from 0 to 1 or None, got \[\]"),
         ("induction", {"length": 3}, "length must be at least 4"),
         ("changes", {"length": 31}, "length must be at least 32 .*segment=15 would fit"),
         ("changes", {"segment": 2}, "segment must be at least 3"),
@@ -544,9 +544,9 @@ def test_refusals(name, options, message):
 
 def test_refusals_of_sample():
     task = make_task("recall")
-    with pytest.raises(ValueError, match="batch must be a whole number of at least 1, got 0"):
+    with pytest.raises(ValueError, match="batch must be an integer >= 1, got 0"):
         task.sample(0, 0)
-    with pytest.raises(ValueError, match="seed must be a whole number of at least 0, got -1"):
+    with pytest.raises(ValueError, match="seed must be an integer >= 0, got -1"):
         task.sample(1, -1)
 
 

@@ -48,7 +48,7 @@ def _about(**change: Any) -> Callable[[dict[str, Any]], object]:
         (lambda record: record.update(position={}), "position.step is missing"),
         (lambda record: record["position"].update(step=3), "position.step must be step, 2, got 3"),
         (lambda record: record.update(identity=[]), "identity must be an object {…}, got []"),
-        (lambda record: record.update(random={}), "random must be a list, got {}"),
+        (lambda record: record.update(random={}), "random must be a list of objects {…}, got {}"),
         (lambda record: record.update(random=[1]), "random[0] must be an object {…}, got 1"),
         (lambda record: record.update(random=[{"cpu": 1}]), "random[0].cpu must be a random state in base64, got 1"),
         (lambda record: record.update(random=[{"cpu": "?"}]), "random[0].cpu must be a random state in base64, got"),

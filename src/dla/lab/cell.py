@@ -13,15 +13,13 @@ from torch import Tensor
 import dla
 from dla.fingerprint import json_fingerprint
 from dla.lab.controls import control
-from dla.lab.kinds import check_kinds
 from dla.lab.measure import memory_figures, skipping_figures
 from dla.lab.tasks import NO_TARGET, Task, make_task
 from dla.models import DLAConfig, DLAForCausalLM
-from dla.models.config import LARGEST
-from dla.report import shown
 from dla.training.data.feed import Micro
 from dla.training.recipe import Gate, Optimizer, Schedule
 from dla.training.trainer import DivergedError, Trainer
+from dla.typed import NotNegative, Positive, Share, Size, check_fields
 
 EVALUATION_SEED = 1_000_000_000  # far from those of training
 LOOKED_AT, LOOKED_FAR = 8, 1024  # sequences, and their tokens, whose reads are looked at one by one
@@ -31,33 +29,18 @@ LOOKED_AT, LOOKED_FAR = 8, 1024  # sequences, and their tokens, whose reads are 
 class Training:
     """How a cell is trained: AdamW, a warm-up, then a cosine to a tenth."""
 
-    steps: int = 1000
-    batch: int = 32
-    lr: float = 1e-3
-    warmup: float = 0.05  # of the steps
-    weight_decay: float = 0.1
-    clip: float = 1.0
+    steps: Size = 1000
+    batch: Size = 32
+    lr: Positive = 1e-3
+    warmup: Share = 0.05  # of the steps
+    weight_decay: NotNegative = 0.1
+    clip: Positive = 1.0
     gate: Literal["hard", "soft"] = "hard"  # or "soft": the gate of dynamic memories, for the first half
-    evaluate_every: int = 100
-    evaluation_batch: int = 256
+    evaluate_every: Size = 100
+    evaluation_batch: Size = 256
 
     def __post_init__(self) -> None:
-        if self.gate not in ("hard", "soft"):
-            raise ValueError(f'gate must be "hard" or "soft", got {shown(self.gate)}')
-        for name in ("steps", "batch", "evaluate_every", "evaluation_batch"):
-            value = getattr(self, name)
-            if type(value) is not int or not 1 <= value <= LARGEST:
-                raise ValueError(f"{name} must be an integer >= 1 and <= {LARGEST}, got {shown(value)}")
-        check_kinds(self)
-        ranges = {
-            "lr": (self.lr > 0, "above 0"),
-            "warmup": (0 <= self.warmup <= 1, "from 0 to 1"),
-            "weight_decay": (self.weight_decay >= 0, "0 or more"),
-            "clip": (self.clip > 0, "above 0"),
-        }
-        for name, (right, accepted) in ranges.items():
-            if not right:
-                raise ValueError(f"{name} must be {accepted}, got {getattr(self, name)}")
+        check_fields(self)
 
     def trainer(self, model: DLAForCausalLM) -> Trainer:
         return Trainer(

@@ -28,26 +28,27 @@ training = { lr = [3e-3, 1e-2] }
 
 import itertools
 import re
-import tomllib
 from collections.abc import Iterable, Iterator
 from copy import deepcopy
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, NotRequired, TypedDict
 
 import torch
 
+from dla.files import read_toml
 from dla.lab.cell import Cell, Training
 from dla.lab.controls import control
 from dla.lab.measure import matched
 from dla.models import DLAConfig, DLAForCausalLM
 from dla.models.configurations import spelled_out
 from dla.names import check_known, nearest
-from dla.report import is_number, shown
+from dla.typed import NONE, SOME, TABLE, Limit, Seed, Table, Text, convert, hints
 
-NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]*")
-TOP = ("name", "seeds", "training", "model", "task", "row")
-OWN = ("label", "control", "match", "training")  # keys of a row that are no option of the model
+NAME = Limit(
+    "letters, digits and any of '_.-', not beginning with a dot",  # results go to a folder of this name
+    re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]*").fullmatch,
+)
 TABLES = ("training", "control")  # keys whose value may be a table
 LISTS = ("layers", "time_step_limit")  # options of the model that are lists themselves
 
@@ -60,17 +61,37 @@ class Grid:
     cells: tuple[Cell, ...]
 
 
+class TaskTable(TypedDict):
+    """A task: its name, what it is evaluated with besides, and options of its own."""
+
+    name: Text
+    evaluations: NotRequired[list[Table]]
+
+
+class RowTable(TypedDict, total=False):
+    """Keys of a row that are no option of the model."""
+
+    label: str
+    control: str | Table
+    match: str
+    training: Table
+
+
+@dataclass(frozen=True)
+class Content:
+    """What a grid file holds."""
+
+    name: Annotated[str, NAME]
+    seeds: Annotated[tuple[Seed, ...], SOME]
+    task: Annotated[tuple[Annotated[TaskTable, TABLE], ...], SOME]
+    row: Annotated[tuple[Table, ...], SOME]  # any value may be a list of values
+    model: Table = field(default_factory=dict)
+    training: Table = field(default_factory=dict)
+
+
 def read_grid(path: str | Path) -> Grid:
     """A grid file; every mistake in it is refused with where it is."""
-    path = Path(path)
-    try:
-        content = tomllib.loads(path.read_text())
-    except FileNotFoundError:
-        raise ValueError(f"there is no grid file {path}") from None
-    except OSError as error:
-        raise ValueError(f"the grid file cannot be read: {error}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise ValueError(f"{path} is not valid TOML: {error}") from error
+    content = read_toml(Path(path), "grid")
     try:
         return make_grid(content)
     except (ValueError, TypeError) as error:
@@ -79,18 +100,11 @@ def read_grid(path: str | Path) -> Grid:
 
 def make_grid(content: dict[str, Any]) -> Grid:
     """A grid from what its file holds."""
-    check_known("the file", content, TOP)
-    for name in ("name", "seeds", "task", "row"):
-        if not content.get(name):
-            raise ValueError(f"{name} is missing")
-    _check_shape(content)
-    common, training = content.get("model", {}), content.get("training", {})
-    cells = [
-        _cell(content["name"], dict(task), row, common, training, seed)
-        for task in content["task"]
-        for row in itertools.chain.from_iterable(map(_spread, content["row"]))
-        for seed in content["seeds"]
-    ]
+    asked: Content = convert("", content, Content)
+    for i, row in enumerate(asked.row):
+        convert(f"row[{i}].label", row.get("label", ""), str)
+    rows = list(itertools.chain.from_iterable(map(_spread, asked.row)))
+    cells = [_cell(asked, task, row, seed) for task in asked.task for row in rows for seed in asked.seeds]
     _check_labels(cells)
     for cell in cells:
         if cell.control is not None:
@@ -99,39 +113,7 @@ def make_grid(content: dict[str, Any]) -> Grid:
             cell.config()  # refuses what cannot be
         else:
             matched(cell.config(), 1024, cell.tasks()[0].length)  # refuses rows that cannot be sized
-    return Grid(content["name"], tuple(cells))
-
-
-def _check_shape(content: dict[str, Any]) -> None:
-    """Refuse values of another kind than the keys of a grid have."""
-    name, seeds = content["name"], content["seeds"]
-    if not isinstance(name, str) or not NAME.fullmatch(name):  # results go to a folder of this name
-        raise ValueError(f"name must be letters, digits and any of '_.-', not beginning with a dot, got {shown(name)}")
-    if not isinstance(seeds, list) or any(type(seed) is not int or not 0 <= seed < 2**63 for seed in seeds):
-        raise ValueError(f"seeds must be a list of integers >= 0, got {shown(seeds)}")
-    for key in ("model", "training"):
-        if not isinstance(content.get(key, {}), dict):
-            raise ValueError(f"{key} must be a table, got {shown(content[key])}")
-    for key, own in (("task", "name"), ("row", "label")):
-        tables = content[key]
-        if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
-            raise ValueError(f"{key} must be tables, [[{key}]], got {shown(tables)}")
-        for table in tables:
-            if not isinstance(table.get(own, ""), str):
-                raise ValueError(f"{own} of a {key} must be text, got {shown(table[own])}")
-    for task in content["task"]:
-        if not task.get("name"):
-            raise ValueError(f"every task needs a name, got {shown(task)}")
-        others = task.get("evaluations", [])
-        if not isinstance(others, list) or not all(isinstance(other, dict) for other in others):
-            raise ValueError(f"evaluations of task {task['name']!r} must be a list of tables, got {shown(others)}")
-
-
-def _check_row(row: dict[str, Any]) -> None:
-    """Refuse values of another kind, once lists are spread."""
-    for key, kinds in (("match", (str,)), ("training", (dict,)), ("control", (str, dict))):
-        if key in row and not isinstance(row[key], kinds):
-            raise ValueError(f"{key} of row {row['label']!r} cannot be {shown(row[key])}")
+    return Grid(asked.name, tuple(cells))
 
 
 def _spread(row: dict[str, Any]) -> Iterator[dict[str, Any]]:
@@ -153,7 +135,7 @@ def _spread(row: dict[str, Any]) -> Iterator[dict[str, Any]]:
             (made if len(path) == 1 else made[path[0]])[path[-1]] = value
             label += f" {path[-1]}={value}"
         made["label"] = label.strip()
-        _check_row(made)
+        convert(f"row {made['label']!r}", made, RowTable)
         yield made
 
 
@@ -166,29 +148,24 @@ def _try_control(cell: Cell) -> None:
             raise ValueError(f"row {cell.label!r}: {error}") from error
 
 
-def _cell(
-    grid: str, task: dict[str, Any], row: dict[str, Any], common: dict[str, Any], training: dict[str, Any], seed: int
-) -> Cell:
-    evaluations = tuple(task.pop("evaluations", ()))
-    options = {**common, **{name: value for name, value in row.items() if name not in OWN}}
-    known = [f.name for f in fields(DLAConfig)]
+def _cell(asked: Content, task: TaskTable, row: dict[str, Any], seed: int) -> Cell:
     where = f"row {row['label']!r}"
-    check_known(where, options, [*known, "temperature"])
-    options = {name: None if value == "none" else value for name, value in options.items()}  # TOML has no null
     if not row["label"]:
         raise ValueError("every row needs a label")
-    chosen = {**training, **row.get("training", {})}
-    check_known(f"{where}: training", chosen, [f.name for f in fields(Training)])
-    if not isinstance(options.get("memory", ""), str):
-        raise ValueError(f"{where}: memory must be text, got {shown(options['memory'])}")
+    options = {**asked.model, **{name: value for name, value in row.items() if name not in hints(RowTable)}}
+    check_known(where, options, [*(f.name for f in fields(DLAConfig)), "temperature"])
+    options = {name: None if value == NONE else value for name, value in options.items()}
+    convert(f"{where}: memory", options.get("memory", ""), str)
+    chosen = {**asked.training, **row.get("training", {})}
+    check_known(f"{where}: training", chosen, hints(Training))
     made = Cell(
-        grid=grid,
+        grid=asked.name,
         label=row["label"],
         model=spelled_out(options),
-        task=task,
+        task={name: value for name, value in task.items() if name != "evaluations"},
         seed=seed,
         training=Training(**chosen),
-        evaluations=evaluations,
+        evaluations=tuple(task.get("evaluations", ())),
         control=row.get("control"),
         match=row.get("match"),
     )
@@ -196,7 +173,7 @@ def _cell(
     if len({each.vocab_size for each in tasks}) > 1:
         raise ValueError(f"the evaluations of task {task['name']!r} must keep its vocabulary")
     given = options.get("vocab_size", tasks[0].vocab_size)
-    if is_number(given) and given < tasks[0].vocab_size:
+    if isinstance(given, int) and given < tasks[0].vocab_size:
         raise ValueError(f"{where}: vocab_size must be at least the task's, {tasks[0].vocab_size}, got {given}")
     return made
 

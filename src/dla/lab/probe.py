@@ -5,26 +5,24 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dla.lab.kinds import check_kinds
 from dla.lab.pairs import decayed, pairs, written
 from dla.layers.call import Call
 from dla.layers.memory import DynamicMemory, FactoredSlotWeights, Memory, Operands
 from dla.layers.mixer import LinearMixer
 from dla.models import DLAForCausalLM
-from dla.names import check_choice, check_known
+from dla.names import check_known
 from dla.ops import Segmentation, segment
 from dla.ops.state import State
 from dla.ops.weights import direction
+from dla.typed import Share, check_fields
 
 FEATURES = ("count", "density", "age")
-KEYS = ("plain", "step", "faded")
-ERASES = ("all", "own")
 RATE_STEP = 0.01  # how fast tau follows the boundary rate
 
 
@@ -44,16 +42,14 @@ class Probe:
 
     features: str = ""  # joined by "+"
     normalise: bool = False
-    keys: str = "plain"
-    erase: str = "all"
-    rate: float | None = None
+    keys: Literal["plain", "step", "faded"] = "plain"
+    erase: Literal["all", "own"] = "all"
+    rate: Share | None = None
     learned_tau: bool = False
 
     def __post_init__(self) -> None:
-        check_kinds(self)
+        check_fields(self)
         check_known("features", self.seen, FEATURES)
-        check_choice("keys", self.keys, KEYS)
-        check_choice("erase", self.erase, ERASES)
 
     @property
     def seen(self) -> list[str]:

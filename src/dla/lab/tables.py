@@ -16,12 +16,12 @@ plot = "images/recall.png"    # the table as a picture, too: its path, from the 
 
 import re
 import sys
-import tomllib
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Literal
 
+from dla.files import parse_toml
 from dla.lab.dots import Panel, draw_dots
 from dla.lab.html import Table
 from dla.lab.report import estimate_text, load, markdown_table
@@ -36,29 +36,29 @@ from dla.lab.statistics import (
     status,
     task_titles,
 )
-from dla.names import check_choice, check_known
+from dla.names import check_known
 from dla.report import escape_markdown, is_number, shown
+from dla.typed import Limit, convert
 
-VALUES = ("accuracy", "loss")
 START, END = "<!-- table\n", "<!-- end -->"
 BLOCK = re.compile(rf"({START}(.*?)-->\n)(.*?)({END})", re.DOTALL)
+
+
+Line = Annotated[str, Limit("a text of one line", str.isprintable)]
 
 
 @dataclass(frozen=True)
 class Asked:
     """What a table shows."""
 
-    results: str
+    results: Line
     rows: tuple[str, ...] = ()
-    value: str = "accuracy"
-    baseline: str | None = None
+    value: Literal["accuracy", "loss"] = "accuracy"
+    baseline: Line | None = None
     figures: tuple[str, ...] = ()
     only: tuple[str, ...] = ()  # titles of columns; left out: all
     titles: tuple[str, ...] = ()  # in their place
-    plot: str | None = None
-
-
-LISTS = ("rows", "figures", "only", "titles")
+    plot: Line | None = None
 
 
 @dataclass(frozen=True)
@@ -131,20 +131,11 @@ def fill(text: str, results: Path, *, skip_missing: bool = False) -> str:
 
 def _asked(text: str) -> Asked:
     try:
-        given = tomllib.loads(text)
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
+        given = parse_toml(text)
+    except ValueError as error:
         raise ValueError(f"a table's settings are not valid TOML: {error}") from error
-    check_known("table", given, [f.name for f in fields(Asked)])
-    if "results" not in given:
-        raise ValueError("a table needs results, the name of the grid it is made from")
-    check_choice("value", given.get("value", "accuracy"), VALUES)
-    for name, value in given.items():
-        words = isinstance(value, list) and all(isinstance(x, str) for x in value)
-        if not (words if name in LISTS else isinstance(value, str) and value.isprintable()):
-            accepted = "a list of texts" if name in LISTS else "a text of one line"
-            raise ValueError(f"table: {name} must be {accepted}, got {shown(value)}")
-    options: dict[str, Any] = {name: tuple(x) if isinstance(x, list) else x for name, x in given.items()}
-    return Asked(**options)
+    asked: Asked = convert("table", given, Asked)
+    return asked
 
 
 def table(asked: Asked, results: Path) -> str:

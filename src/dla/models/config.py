@@ -1,42 +1,51 @@
 """What a model is made of: a backbone and a memory for each layer, and their sizes."""
 
 import difflib
-import json
-import math
 from dataclasses import fields
 from os import PathLike
 from pathlib import Path
-from types import NoneType, UnionType
-from typing import Any, ClassVar, get_args
+from typing import Annotated, Any, ClassVar, Literal, get_args
 
 import torch
 from transformers import PreTrainedConfig
 
+from dla.files import read_json
 from dla.names import check_choice
-from dla.ops.checks import check_rules, check_temperature
-from dla.ops.rules import MERGES, SCORES, SLOT_ORDERS, Rules
-from dla.report import is_number, shown
+from dla.ops.rules import Merge, Score, SlotOrder
+from dla.typed import SIZED, BadValueError, Count, Limit, NotNegative, OpenSize, Positive, Size, convert
 
-SHARPNESSES = ("head", "token")
-BACKBONES = ("mamba2", "gated_deltanet", "deltanet", "linear", "softmax")
-MEMORIES = ("single", "log_linear", "dynamic")
-FEATURE_MAPS = ("identity", "learned")
+Backbone = Literal["mamba2", "gated_deltanet", "deltanet", "linear", "softmax"]
+Memory = Literal["single", "log_linear", "dynamic"]
+BACKBONES: tuple[str, ...] = get_args(Backbone)
+MEMORIES: tuple[str, ...] = get_args(Memory)
 MOST_LAYERS = 10_000
-LARGEST = 2**31 - 1  # of any size
 LARGEST_MATRIX = 2**48  # numbers; beyond it torch cannot even count the bytes
-TOKENS = ("pad_token_id", "bos_token_id", "eos_token_id")
-# Fields of transformers' own that may be null, and what they are else.
-THEIRS: dict[str, tuple[type, ...]] = {
-    "architectures": (list, tuple),
-    **dict.fromkeys(("id2label", "label2id"), (dict,)),
-    **dict.fromkeys(("problem_type", "transformers_version"), (str,)),
-    **dict.fromkeys(("output_hidden_states", "return_dict", "is_encoder_decoder"), (bool,)),
-    "chunk_size_feed_forward": (int,),
-}
 PARTS = ("text_config", "text_encoder", "encoder", "decoder", "generator")  # of composite models, which these are not
 # What transformers raises on values that it does not expect.
 SURPRISES = (TypeError, AttributeError, KeyError, IndexError, OverflowError, RecursionError)
 UNBOUNDED_SLOTS = 30  # the width of lam where there is no capacity
+
+Depth = Annotated[Count, Limit(f"an integer <= {MOST_LAYERS}", lambda x: x <= MOST_LAYERS)]
+ConvSize = Annotated[int, Limit("0 (no convolution) or at least 2", lambda x: x == 0 or x >= 2), SIZED]
+Capacity = Annotated[int, Limit("an integer >= 2", lambda x: x >= 2), SIZED]
+EndTokens = OpenSize | list[OpenSize] | None
+Range = Annotated[tuple[float, float], Limit("two numbers, the least and the most", lambda x: 0 <= x[0] <= x[1])]
+
+
+def _is_dtype(value: object) -> bool:
+    found = getattr(torch, value, None) if isinstance(value, str) else value
+    return value is None or isinstance(found, torch.dtype)
+
+
+# Fields of transformers, which takes them as they are and fails on them later.
+THEIRS: dict[str, Any] = {
+    "architectures": list[str] | None,
+    "dtype": Annotated[Any, Limit('that of a tensor, such as "float32" or "bfloat16"', _is_dtype)],
+    **dict.fromkeys(("id2label", "label2id"), dict | None),
+    **dict.fromkeys(("problem_type", "transformers_version"), str | None),
+    **dict.fromkeys(("output_hidden_states", "return_dict", "is_encoder_decoder"), bool | None),
+    "chunk_size_feed_forward": int | None,
+}
 
 
 class DLAConfig(PreTrainedConfig):
@@ -74,66 +83,66 @@ class DLAConfig(PreTrainedConfig):
     model_type = "dla"
     keys_to_ignore_at_inference: ClassVar[list[str]] = ["past_key_values"]
 
-    backbone: str = "mamba2"
-    memory: str = "single"
+    backbone: Backbone = "mamba2"
+    memory: Memory = "single"
     layers: list[str] | None = None
 
-    vocab_size: int = 32000
-    hidden_size: int = 768
-    num_hidden_layers: int = 12
-    intermediate_size: int | None = None
-    max_position_embeddings: int = 16384
+    vocab_size: Size = 32000
+    hidden_size: Size = 768
+    num_hidden_layers: Depth = 12
+    intermediate_size: OpenSize | None = None
+    max_position_embeddings: Size = 16384
     tie_word_embeddings: bool = False
-    norm_eps: float = 1e-5
-    initializer_range: float = 0.02
+    norm_eps: Positive = 1e-5
+    initializer_range: NotNegative = 0.02
     residual_in_fp32: bool = False
-    loss_chunk: int = 1024
+    loss_chunk: OpenSize = 1024
     use_cache: bool = True
-    pad_token_id: int | None = None
-    bos_token_id: int | None = None
-    eos_token_id: int | list[int] | None = None
+    pad_token_id: OpenSize | None = None
+    bos_token_id: OpenSize | None = None
+    eos_token_id: EndTokens = None
 
-    num_heads: int = 0
-    num_key_heads: int = 0
-    head_k_dim: int = 0
-    head_v_dim: int = 0
-    conv_size: int = 4
+    num_heads: OpenSize = 0
+    num_key_heads: OpenSize = 0
+    head_k_dim: OpenSize = 0
+    head_v_dim: OpenSize = 0
+    conv_size: ConvSize = 4
     conv_bias: bool | None = None
     projection_bias: bool = False
-    norm_groups: int = 1
+    norm_groups: Size = 1
     output_gate: bool = True
     allow_neg_eigval: bool = False
-    feature_map: str = "identity"
-    time_step_limit: tuple[float, ...] | list[float] = (0.0, float("inf"))
+    feature_map: Literal["identity", "learned"] = "identity"
+    time_step_limit: Range = (0.0, float("inf"))
 
-    num_attention_heads: int = 0
-    num_key_value_heads: int = 0
-    attention_head_dim: int = 0
-    rope_theta: float = 500000.0
-    window: int | None = None
+    num_attention_heads: OpenSize = 0
+    num_key_value_heads: OpenSize = 0
+    attention_head_dim: OpenSize = 0
+    rope_theta: Positive = 500000.0
+    window: Size | None = None
 
-    capacity: int | None = 30
-    tau: float = 0.6
-    merge: str = "density"
-    score: str = "token"
-    slot_order: str = "chronological"
-    block: int | None = None
-    gate_temperature: float | None = None  # `temperature`, under a name that generate() does not take for its own
+    capacity: Capacity | None = 30
+    tau: NotNegative = 0.6
+    merge: Merge = "density"
+    score: Score = "token"
+    slot_order: SlotOrder = "chronological"
+    block: Size | None = None
+    gate_temperature: Positive | None = None  # `temperature`, under a name that generate() does not take for its own
     routed: bool = False
-    sharpness: str = "head"
-    sharpness_start: float = 4.0
-    state_dtype: str | None = None
-    slots: int | None = None
-    levels: int | None = None
+    sharpness: Literal["head", "token"] = "head"
+    sharpness_start: Positive = 4.0
+    state_dtype: Literal["float32", "bfloat16"] | None = None
+    slots: Size | None = None
+    levels: Size | None = None
     slot_bias: bool = False
-    slot_rank: int | None = None
+    slot_rank: Size | None = None
 
     def __post_init__(self, **kwargs: Any) -> None:
         self.gate_temperature = kwargs.pop("temperature", self.gate_temperature)
         _refuse_typos(kwargs)
-        self._check_types()
-        self._check_theirs()
-        self._check_kinds()
+        for name, kind in {**OPTIONS, **THEIRS}.items():
+            convert(name.removeprefix("gate_"), getattr(self, name), kind)
+        self._check_layers()
         self._fill_sizes()
         self._check_sizes()
         try:
@@ -186,74 +195,21 @@ class DLAConfig(PreTrainedConfig):
         """How many levels lam has in the log-linear memory."""
         return self.levels or (self.max_position_embeddings - 1).bit_length() + 1
 
-    def _check_types(self) -> None:
-        for name, annotation in DLAConfig.__annotations__.items():
-            kinds = get_args(annotation) if isinstance(annotation, UnionType) else (annotation,)
-            if not set(kinds) <= {int, float, bool, str, NoneType}:
-                continue
-            value = getattr(self, name)
-            accepted = (*kinds, int) if float in kinds else kinds
-            if type(value) not in accepted:
-                wanted = " or ".join("None" if kind is NoneType else kind.__name__ for kind in kinds)
-                raise ValueError(f"{name} must be {wanted}, got {shown(value)}")
-            if type(value) is int and abs(value) > LARGEST:
-                raise ValueError(f"{name} must be at most {LARGEST}, got {shown(value)}")
-        limit = self.time_step_limit
-        pair = isinstance(limit, list | tuple) and len(limit) == 2 and all(is_number(x) or x == math.inf for x in limit)
-        if not pair or not 0 <= limit[0] <= limit[1]:
-            raise ValueError(f"time_step_limit must be two numbers, the least and the most, got {shown(limit)}")
-        for name in ("norm_eps", "rope_theta"):
-            if not 0 < getattr(self, name) < float("inf"):
-                raise ValueError(f"{name} must be a number > 0, got {getattr(self, name)}")
-        if not 0 <= self.initializer_range < float("inf"):
-            raise ValueError(f"initializer_range must be a number >= 0, got {self.initializer_range}")
-        for name in TOKENS:
-            check_tokens(name, getattr(self, name), several=name == "eos_token_id")
-
-    def _check_theirs(self) -> None:
-        """Fields of transformers, which takes them as they are and fails on them later."""
-        for name, kinds in THEIRS.items():
-            value = getattr(self, name)
-            if value is not None and type(value) not in kinds:
-                wanted = " or ".join(kind.__name__ for kind in kinds)
-                raise ValueError(f"{name} must be {wanted}, got {shown(value)}")
-        for name in self.architectures or ():
-            if not isinstance(name, str):
-                raise ValueError(f"architectures must be a list of texts, got {shown(self.architectures)}")
-        named = isinstance(self.dtype, str) and isinstance(getattr(torch, self.dtype, None), torch.dtype)
-        if not (named or self.dtype is None or isinstance(self.dtype, torch.dtype)):
-            raise ValueError(
-                f'dtype must be that of a tensor, such as "float32" or "bfloat16", got {shown(self.dtype)}'
-            )
-
-    def _check_kinds(self) -> None:
-        check_choice("backbone", self.backbone, BACKBONES)
-        check_choice("memory", self.memory, MEMORIES)
-        check_choice("feature_map", self.feature_map, FEATURE_MAPS)
-        check_choice("merge", self.merge, MERGES)
-        check_choice("score", self.score, SCORES)
-        check_choice("slot_order", self.slot_order, SLOT_ORDERS)
-        for name in ("hidden_size", "num_hidden_layers", "vocab_size", "max_position_embeddings"):
-            _check_count(name, getattr(self, name))
-        if self.num_hidden_layers > MOST_LAYERS:
-            raise ValueError(f"num_hidden_layers must be at most {MOST_LAYERS}, got {self.num_hidden_layers}")
-        if self.layers is not None:
-            self._check_pattern(self.layers)
-        for backbone, memory in self.kinds():
-            if backbone == "softmax" and self.layers is None and memory is None and self.memory != "single":
+    def _check_layers(self) -> None:
+        if self.layers is None:
+            if self.backbone == "softmax" and self.memory != "single":
                 raise ValueError(
                     f'memory="{self.memory}" needs a linear backbone ({", ".join(BACKBONES[:-1])}); '
                     'backbone="softmax" keeps all keys and values and goes with memory="single"'
                 )
-
-    def _check_pattern(self, layers: object) -> None:
-        if not isinstance(layers, list | tuple) or not layers or not all(isinstance(x, str) for x in layers):
-            raise ValueError(f'layers must be a list of "backbone" or "backbone:memory", got {shown(layers)}')
-        if self.num_hidden_layers % len(layers):
+            return
+        if not self.layers:
+            raise BadValueError("layers", 'a list of "backbone" or "backbone:memory"', self.layers)
+        if self.num_hidden_layers % len(self.layers):
             raise ValueError(
-                f"layers has {len(layers)} entries, which must divide num_hidden_layers={self.num_hidden_layers}"
+                f"layers has {len(self.layers)} entries, which must divide num_hidden_layers={self.num_hidden_layers}"
             )
-        for entry in layers:
+        for entry in self.layers:
             backbone, colon, memory = entry.partition(":")
             check_choice("layers", backbone, BACKBONES)
             if colon and backbone == "softmax":
@@ -290,33 +246,17 @@ class DLAConfig(PreTrainedConfig):
             self.intermediate_size = 0 if first == "mamba2" else -(-8 * d // 3 // 64) * 64
 
     def _check_sizes(self) -> None:
-        for name in ("intermediate_size", "conv_size", "loss_chunk"):
-            _check_count(name, getattr(self, name), least=0)
-        if self.conv_size == 1:
-            raise ValueError("conv_size must be 0 (no convolution) or at least 2, got 1")
-        if any(memory is not None for _, memory in self.kinds()):
+        kinds = self.kinds()
+        if any(memory is not None for _, memory in kinds):
             self._check_linear()
-        for name in ("num_attention_heads", "num_key_value_heads"):
-            _check_count(name, getattr(self, name))
-        if any(backbone == "softmax" for backbone, _ in self.kinds()):
+        if any(backbone == "softmax" for backbone, _ in kinds):
             self._check_softmax()
-        for name in ("slots", "levels", "window", "slot_rank"):
-            if getattr(self, name) is not None:
-                _check_count(name, getattr(self, name))
-        if self.dynamic:
-            check_rules(Rules(self.tau, self.capacity, self.merge, self.score, self.block))  # type: ignore[arg-type]
-        elif self.routed:
+        if self.routed and not self.dynamic:
             raise ValueError('routed=True needs memory="dynamic" in some layer')
-        check_choice("sharpness", self.sharpness, SHARPNESSES)
         if self.sharpness != "head" and not self.routed:
             raise ValueError(f'sharpness="{self.sharpness}" is of routed reads: it needs routed=True')
-        if self.state_dtype is not None:
-            check_choice("state_dtype", self.state_dtype, ("float32", "bfloat16"))
-            if self.capacity is None:
-                raise ValueError(f"state_dtype={self.state_dtype!r} needs a capacity, which is None")
-        if not (math.isfinite(self.sharpness_start) and self.sharpness_start > 0):
-            raise ValueError(f"sharpness_start must be a finite number > 0, got {self.sharpness_start}")
-        check_temperature(self.temperature, carries_state=False)
+        if self.state_dtype is not None and self.capacity is None:
+            raise ValueError(f"state_dtype={self.state_dtype!r} needs a capacity, which is None")
         self._check_matrices()
 
     def _check_matrices(self) -> None:
@@ -332,8 +272,6 @@ class DLAConfig(PreTrainedConfig):
             )
 
     def _check_linear(self) -> None:
-        for name in ("num_heads", "num_key_heads", "head_k_dim", "head_v_dim", "norm_groups"):
-            _check_count(name, getattr(self, name))
         if self.num_heads % self.num_key_heads:
             raise ValueError(f"num_key_heads={self.num_key_heads} must divide num_heads={self.num_heads}")
         width = self.num_heads * self.head_v_dim
@@ -341,14 +279,17 @@ class DLAConfig(PreTrainedConfig):
             raise ValueError(f"norm_groups={self.norm_groups} must divide num_heads * head_v_dim = {width}")
 
     def _check_softmax(self) -> None:
-        _check_count("attention_head_dim", self.attention_head_dim)
         if self.num_attention_heads % self.num_key_value_heads:
             raise ValueError(
                 f"num_key_value_heads={self.num_key_value_heads} must divide "
                 f"num_attention_heads={self.num_attention_heads}"
             )
-        if self.attention_head_dim % 2:
-            raise ValueError(f"attention_head_dim must be even (rotary positions), got {self.attention_head_dim}")
+        if self.attention_head_dim % 2 or not self.attention_head_dim:
+            raise BadValueError("attention_head_dim", "even (rotary positions) and at least 2", self.attention_head_dim)
+
+
+# The options by name, and what each may be.
+OPTIONS: dict[str, Any] = {f.name: f.type for f in fields(DLAConfig) if f.name in DLAConfig.__annotations__}
 
 
 def check_saved(name: str | PathLike[str]) -> None:
@@ -357,28 +298,15 @@ def check_saved(name: str | PathLike[str]) -> None:
     if not file.is_file():
         return  # a preset, or no model, which whoever looks for it says
     try:
-        content = json.loads(file.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
+        content = read_json(file)
+    except ValueError as error:
         raise ValueError(f"{file} is not valid JSON: {_first_line(error)}") from error
     if not isinstance(content, dict):
         raise ValueError(f"{file} must hold a JSON object, got {type(content).__name__}")
 
 
-def check_tokens(name: str, value: object, several: bool = False) -> None:
-    """Refuse what is no token id; ``several``: a list of them will do."""
-    given = value if several and isinstance(value, list) else [value]
-    if value is not None and not all(type(x) is int and 0 <= x <= LARGEST for x in given):
-        wanted = "an integer >= 0, a list of them" if several else "an integer >= 0"
-        raise ValueError(f"{name} must be {wanted} or None, got {shown(value)}")
-
-
 def _first_line(error: Exception) -> str:
     return (str(error).strip() or type(error).__name__).splitlines()[0]
-
-
-def _check_count(name: str, value: object, least: int = 1) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise ValueError(f"{name} must be an integer >= {least}, got {shown(value)}")
 
 
 def _refuse_typos(kwargs: dict[str, Any]) -> None:

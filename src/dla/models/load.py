@@ -11,8 +11,9 @@ from transformers.utils import logging as transformers_logging
 
 from dla.machine import ensure_half_precision
 from dla.models.causal_lm import DLAForCausalLM
-from dla.models.config import DLAConfig, check_saved, check_tokens
+from dla.models.config import DLAConfig, EndTokens, check_saved
 from dla.models.presets import PRESETS, preset
+from dla.typed import convert
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -97,7 +98,7 @@ def _saved(folder: str, dtype: torch.dtype | None) -> DLAForCausalLM:
             reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
         raise ValueError(f"{folder} cannot be loaded: {reason}") from error
     settings = Path(folder) / "generation_config.json"
-    check_tokens(f"{settings}: eos_token_id", model.generation_config.eos_token_id, several=True)
+    convert(f"{settings}: eos_token_id", model.generation_config.eos_token_id, EndTokens)
     return model
 
 

@@ -127,7 +127,7 @@ class DLAPreTrainedModel(PreTrainedModel):
         held: Any = None if state_dtype is None else getattr(torch, state_dtype, state_dtype)
         check_state_dtype(held, capacity, None)
         config.slots, config.tau, config.capacity = config.slot_width, tau, capacity
-        config.state_dtype = state_dtype
+        config.state_dtype = state_dtype  # type: ignore[assignment]  # checked above
         for memory in memories:
             memory.rules.update(tau=tau, capacity=capacity)
             memory.state_dtype = held

@@ -31,7 +31,6 @@ from dla.training.record import (
     check,
     file_sha256,
     name,
-    random_bytes,
     read_record,
     reason,
     steps_in,
@@ -221,7 +220,7 @@ def _random_state() -> dict[str, str]:
 
 def _set_random_state(states: dict[str, str]) -> None:
     for device, text in states.items():
-        state = torch.frombuffer(bytearray(random_bytes(device, text)), dtype=torch.uint8)
+        state = torch.frombuffer(bytearray(base64.b64decode(text)), dtype=torch.uint8)
         if device == "cpu":
             torch.set_rng_state(state)
         elif torch.cuda.is_available():

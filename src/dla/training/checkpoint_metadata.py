@@ -15,9 +15,10 @@ from torch.distributed.checkpoint.metadata import (
     TensorStorageMetadata,
 )
 
-from dla.training.fields import integer, refuse, shown, text
+from dla.report import shown
 from dla.training.pickle_data import Made, Named, parse
 from dla.training.record import Record, RefusedError, reason
+from dla.typed import BadValueError, Natural, convert
 
 METADATA = ".metadata"
 OF_DCP = "torch.distributed.checkpoint."
@@ -71,7 +72,7 @@ def _metadata(content: object, files: dict[str, int]) -> tuple[Metadata, Places]
     entries: dict[str, TensorStorageMetadata | BytesStorageMetadata] = {}
     for name, entry in _dict("state_dict_metadata", top["state_dict_metadata"]).items():
         where = f"the entry {shown(name)}"
-        entries[text("the name of an entry", name)] = found = _entry(where, entry)
+        entries[convert("the name of an entry", name, str)] = found = _entry(where, entry)
         if any((name, piece) not in places for piece in _pieces(found)):
             raise ValueError(f"{where} has no place in storage_data")
     return Metadata(entries, storage_data=places), places
@@ -90,7 +91,7 @@ def _entry(where: str, value: object) -> TensorStorageMetadata | BytesStorageMet
     state = _state(where, value, "TensorStorageMetadata", "properties", "size", "chunks")
     size = _size(f"size of {where}", state["size"])
     if not isinstance(state["chunks"], list):
-        raise refuse(f"chunks of {where}", "a list", state["chunks"])
+        raise BadValueError(f"chunks of {where}", "a list", state["chunks"])
     chunks = [_chunk(f"chunks[{i}] of {where}", chunk) for i, chunk in enumerate(state["chunks"])]
     _check_chunks(where, size, chunks)
     return TensorStorageMetadata(TensorProperties(dtype=_dtype(where, state["properties"])), size, chunks)
@@ -126,7 +127,7 @@ def _dtype(where: str, value: object) -> torch.dtype:
     named = value.state[0] if made and isinstance(value.state, tuple) and value.state else None  # type: ignore[attr-defined]
     found = vars(torch).get(named.name) if isinstance(named, Named) else None
     if not isinstance(found, torch.dtype):
-        raise refuse(f"properties of {where}", "those of a tensor, its dtype the first of them", value)
+        raise BadValueError(f"properties of {where}", "those of a tensor, its dtype the first of them", value)
     return found
 
 
@@ -134,7 +135,7 @@ def _places(value: object, files: dict[str, int]) -> Places:
     places: Places = {}
     for key, info in _dict("storage_data", value).items():
         index = _state("a key of storage_data", key, "MetadataIndex", "fqn")
-        name = text("fqn of a key of storage_data", index["fqn"])
+        name = convert("fqn of a key of storage_data", index["fqn"], str)
         where = f"storage_data of {shown(name)}"
         offset = index.get("offset")
         piece = None if offset is None else tuple(_size(f"the piece of {where}", offset))
@@ -146,13 +147,13 @@ def _place(where: str, value: object, files: dict[str, int]) -> Place:
     state = _state(where, value, "_StorageInfo", "relative_path", "offset", "length")
     file, offset, length = state["relative_path"], state["offset"], state["length"]
     if not isinstance(file, str) or file not in files:
-        raise refuse(f"{where}: relative_path", "a file of the record", file)
-    integer(f"{where}: offset", offset)
-    integer(f"{where}: length", length)
+        raise BadValueError(f"{where}: relative_path", "a file of the record", file)
+    convert(f"{where}: offset", offset, Natural)
+    convert(f"{where}: length", length, Natural)
     if offset + length > files[file]:
         raise ValueError(f"{where}: it ends at byte {offset + length} of {file}, which has {files[file]}")
     if state.get("transform_descriptors"):
-        raise refuse(f"{where}: transform_descriptors", "none", state["transform_descriptors"])
+        raise BadValueError(f"{where}: transform_descriptors", "none", state["transform_descriptors"])
     return Place(file, offset, length)
 
 
@@ -160,7 +161,7 @@ def _state(where: str, value: object, kind: str, *fields: str) -> dict[Any, Any]
     """The attributes of an object of one of DCP's classes, ``fields`` among them."""
     state = value.state if isinstance(value, Made) and value.what.name == kind else None
     if not isinstance(state, dict):
-        raise refuse(where, f"an object {kind}", value)
+        raise BadValueError(where, f"an object {kind}", value)
     for field in fields:
         if field not in state:
             raise ValueError(f"{field} of {where} is missing")
@@ -169,16 +170,16 @@ def _state(where: str, value: object, kind: str, *fields: str) -> dict[Any, Any]
 
 def _dict(where: str, value: object) -> dict[Any, Any]:
     if not isinstance(value, dict):
-        raise refuse(where, "a dictionary", value)
+        raise BadValueError(where, "a dictionary", value)
     return value
 
 
 def _size(where: str, value: object) -> torch.Size:
     arguments = value.arguments if isinstance(value, Made) and value.what == ("torch", "Size") else None
     if not isinstance(arguments, tuple) or len(arguments) != 1 or not isinstance(arguments[0], tuple):
-        raise refuse(where, "a torch.Size", value)
+        raise BadValueError(where, "a torch.Size", value)
     for number in arguments[0]:
-        integer(where, number)
+        convert(where, number, Natural)
         if number >= 2**62:
-            raise refuse(where, "a size that a tensor can have", number)
+            raise BadValueError(where, "a size that a tensor can have", number)
     return torch.Size(arguments[0])

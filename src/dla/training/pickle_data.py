@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from dla.training.fields import shown
+from dla.report import shown
 
 
 class Named(NamedTuple):

@@ -4,14 +4,46 @@ import base64
 import hashlib
 import re
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, TypedDict
 
 from torch.distributed.checkpoint.api import CheckpointException
 
-from dla.training.fields import Fields, read_json, refuse, text
+from dla.files import read_json
+from dla.typed import BadValueError, Limit, Natural, Sha256, convert
 
 RECORD = "record.json"
 Record = dict[str, Any]
+
+
+def is_base64(text: str) -> bool:
+    try:
+        base64.b64decode(text, validate=True)
+    except ValueError:
+        return False
+    return True
+
+
+class Position(TypedDict):
+    """Where the data stands; how, the feed knows."""
+
+    step: Natural
+
+
+class Written(TypedDict):
+    """A file of the checkpoint."""
+
+    bytes: Natural
+    sha256: Sha256
+
+
+class Fields(TypedDict):
+    """What a record holds."""
+
+    step: Natural
+    position: Position
+    identity: dict[str, Any]
+    random: list[dict[str, Annotated[str, Limit("a random state in base64", is_base64)]]]  # by rank and device
+    files: dict[str, Written]
 
 
 class CorruptError(ValueError):
@@ -65,7 +97,7 @@ def read_record(folder: Path) -> Record:
     except (OSError, ValueError) as error:
         raise CorruptError(f"{folder} is not a whole checkpoint: {RECORD} cannot be read ({reason(error)})") from error
     try:
-        _check_fields(Fields(content), folder)
+        _check_fields(convert("", content, Fields), folder)
     except ValueError as error:
         raise CorruptError(f"{folder} is not a whole checkpoint: {RECORD}: {error}") from error
     record: Record = content
@@ -75,38 +107,16 @@ def read_record(folder: Path) -> Record:
     return record
 
 
-def _check_fields(record: Fields, folder: Path) -> None:
-    step = record.integer("step")
+def _check_fields(record: Any, folder: Path) -> None:
+    step = record["step"]
     if folder.name != name(step):
-        raise refuse("step", f"that of the folder's name, {folder.name}", step)
-    position = record.fields("position")
-    if position.integer("step") != step:
-        raise refuse("position.step", f"step, {step}", position["step"])
-    record.fields("identity")
-    _check_random(record.items("random"))
-    files = record.fields("files")
-    for file in files:
+        raise BadValueError("step", f"that of the folder's name, {folder.name}", step)
+    if record["position"]["step"] != step:
+        raise BadValueError("position.step", f"step, {step}", record["position"]["step"])
+    for file in record["files"]:
         # no way out of the folder, and on no system another file than the one that is meant
         if not re.fullmatch(r"[\w.-]+", file, re.ASCII) or file in (".", "..", RECORD):
-            raise refuse("files", "names of files in the folder itself", file)
-        written = files.fields(file)
-        written.integer("bytes")
-        written.sha256("sha256")
-
-
-def _check_random(ranks: list[Any]) -> None:
-    for rank, states in enumerate(ranks):
-        devices = Fields(states, f"random[{rank}]")
-        for device in devices:
-            random_bytes(devices.name(device), devices[device])
-
-
-def random_bytes(where: str, value: object) -> bytes:
-    """A random state as it was before it became text."""
-    try:
-        return base64.b64decode(text(where, value), validate=True)
-    except ValueError:
-        raise refuse(where, "a random state in base64", value) from None
+            raise BadValueError("files", "names of files in the folder itself", file)
 
 
 def file_sha256(path: Path) -> str:

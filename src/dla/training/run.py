@@ -16,13 +16,13 @@ import torch
 from dla.machine import ensure_half_precision, keep_freed_memory
 from dla.models import DLAConfig, DLAForCausalLM
 from dla.models.load import load_model
+from dla.report import shown
 from dla.training.checkpoint import Checkpoints
 from dla.training.data.corpus import Corpus, feed_of, open_corpus
 from dla.training.data.feed import DataError, Micro, evaluation_batches, prefetched, reading
 from dla.training.distributed import World, join, leave
 from dla.training.evaluate import evaluate
 from dla.training.export import export
-from dla.training.fields import shown
 from dla.training.monitor import LOG, Monitor, read_lines
 from dla.training.recipe import Recipe
 from dla.training.recipe.read import model_config, read_recipe, write_recipe

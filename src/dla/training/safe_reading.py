@@ -22,9 +22,10 @@ from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPla
 from torch.distributed.checkpoint.storage import StorageReader
 from torch.futures import Future
 
+from dla.report import shown
 from dla.training.checkpoint_metadata import Key, Places, read_metadata
-from dla.training.fields import refuse, shown
 from dla.training.record import Record, RefusedError, reason
+from dla.typed import BadValueError
 
 
 def load(folder: Path, record: Record, state: dict[str, Any], group: dist.ProcessGroup | None, alone: bool) -> None:
@@ -114,7 +115,7 @@ class Planner(DefaultLoadPlanner):
         name = read_item.dest_index.fqn
         loaded, before = safe_load(name, value), self.state_dict[name]
         if not _alike(loaded, before):
-            raise refuse(f"the entry {name!r}", f"a value such as {shown(before)}", loaded)
+            raise BadValueError(f"the entry {name!r}", f"a value such as {shown(before)}", loaded)
         *above, last = self.mappings[name]
         target: Any = self.original_state_dict
         for key in above:

@@ -279,9 +279,9 @@ def test_a_stream_of_the_datasets_library(tmp_path: Path) -> None:
 @pytest.mark.parametrize("wrong, message", [
     ({"world": 4}, "sequences=6 cannot be divided by the 4 ranks"),
     ({"rank": 2, "world": 2}, "rank must be in 0 … 1, got 2"),
-    ({"documents": "glued"}, "documents must be one of packed, concatenated, got 'glued'"),
-    ({"micro": -1}, "micro must be 0"),
-    ({"length": 0}, "length must be at least 1, got 0"),
+    ({"documents": "glued"}, "documents must be one of 'packed', 'concatenated', got 'glued'"),
+    ({"micro": -1}, "micro must be an integer >= 0, got -1"),
+    ({"length": 0}, "length must be an integer >= 1, got 0"),
     ({"length": 5000}, r"has \d+ tokens here, a sequence of length 5000 needs 5001"),
 ])  # fmt: skip
 def test_refusals(shards: list[Shards], wrong: dict[str, Any], message: str) -> None:

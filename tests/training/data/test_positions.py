@@ -27,14 +27,17 @@ def _stream(**change: Any) -> Callable[[dict[str, Any]], object]:
         (lambda position: position.update(step=-1), "position.step must be an integer >= 0, got -1"),
         (lambda position: position.pop("step"), "position.step is missing"),
         (lambda position: position.pop("streams"), "position.streams is missing"),
-        (lambda position: position.update(streams={}), "position.streams must be a list, got {}"),
+        (lambda position: position.update(streams={}), "position.streams must be a list of objects {…}, got {}"),
         (lambda position: position["streams"].pop(), "position.streams must be a list of 2, one for each source"),
-        (lambda position: position["streams"].append(3), "position.streams must be a list of 2, one for each source"),
+        (
+            lambda position: position["streams"].append(position["streams"][0]),
+            "position.streams must be a list of 2, one for each source",
+        ),
         (lambda position: position.update(streams=[1, 2]), r"position.streams\[0\] must be an object {…}, got 1"),
         (_stream(epoch=None), r"streams\[1\].epoch must be an integer >= 0, got None"),
         (_stream(documents=1.5), r"streams\[1\].documents must be an integer >= 0, got 1.5"),
         (_stream(texts=True), r"streams\[1\].texts must be an integer >= 0, got True"),
-        (_stream(tokens="abc"), r"streams\[1\].tokens must be a list, got 'abc'"),
+        (_stream(tokens="abc"), r"streams\[1\].tokens must be a list of integers >= 0, got 'abc'"),
         (_stream(tokens=[1, "x"]), r"streams\[1\].tokens\[1\] must be an integer >= 0, got 'x'"),
         (
             _stream(tokens=[1, 256], starts=[]),
@@ -47,7 +50,7 @@ def _stream(**change: Any) -> Callable[[dict[str, Any]], object]:
         (_stream(starts=[0]), r"streams\[1\].starts must be rising numbers from 1 to below the \d+ tokens, got \[0\]"),
         (_stream(starts=[5, 5]), r"streams\[1\].starts must be rising numbers from 1 to below the \d+ tokens, got"),
         (_stream(starts=[10**6]), r"streams\[1\].starts must be rising numbers from 1 to below the \d+ tokens, got"),
-        (_stream(dataset=7), r"streams\[1\].dataset must be an object {…}, got 7"),
+        (_stream(dataset=7), r"streams\[1\].dataset must be an object {…} or None, got 7"),
     ],
 )
 def test_positions_that_are_none(change: Callable[[dict[str, Any]], object], said: str) -> None:

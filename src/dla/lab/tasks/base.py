@@ -1,7 +1,7 @@
 """What all tasks share: the batch, the options and their checks, and how things are drawn."""
 
 from abc import ABC, abstractmethod
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from typing import Any, ClassVar
 
 import numpy as np
@@ -9,10 +9,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from dla.lab.kinds import check_kinds
-from dla.report import shown
+from dla.typed import Count, Natural, Size, check_fields, convert
 
-LARGEST = 2**31 - 1  # of any size
 NO_TARGET = -100  # what cross_entropy ignores by default
 
 Ints = npt.NDArray[np.int64]
@@ -33,18 +31,10 @@ class Task(ABC):
     """A generator of sequences with exact answers; the fields are its options."""
 
     name: ClassVar[str]
-    length: int
+    length: Size
 
     def __post_init__(self) -> None:
-        """Integer options are sizes; whatever else a task needs to hold is in `_check`."""
-        for field in fields(self):
-            value = getattr(self, field.name)
-            sized = field.type is int or (field.type == int | None and value is not None)
-            if sized and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
-                raise ValueError(f"{field.name} must be a whole number of at least 1, got {shown(value)}")
-            if sized and value > LARGEST:
-                raise ValueError(f"{field.name} must be at most {LARGEST}, got {shown(value)}")
-        check_kinds(self)
+        check_fields(self)
         self._check()
 
     @property
@@ -72,9 +62,8 @@ class Task(ABC):
         Different seeds are independent. The same seed with other options is not: give training and evaluation
         different seeds, also when they differ in length.
         """
-        for name, value, least in (("batch", batch, 1), ("seed", seed, 0)):
-            if not isinstance(value, int) or isinstance(value, bool) or value < least:
-                raise ValueError(f"{name} must be a whole number of at least {least}, got {value!r}")
+        convert("batch", batch, Count)
+        convert("seed", seed, Natural)
         return self._draw(np.random.default_rng(seed), batch)
 
     def describe(self) -> dict[str, Any]:
@@ -99,11 +88,6 @@ def check_length(length: int, needed: int, what: str, **fitting: int) -> None:
     if length < needed:
         instead = "".join(f"; {name}={value} would fit" for name, value in fitting.items() if value > 0)
         raise ValueError(f"length must be at least {needed} for {what}, got {length}{instead}")
-
-
-def check_fraction(name: str, value: float) -> None:
-    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value <= 1:
-        raise ValueError(f"{name} must be a fraction from 0 to 1, got {value!r}")
 
 
 def integers(rng: np.random.Generator, n: int, *shape: int) -> Ints:

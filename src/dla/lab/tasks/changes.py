@@ -6,6 +6,7 @@ from typing import ClassVar
 import numpy as np
 
 from dla.lab.tasks.base import Batch, Task, check_at_most, check_length, integers, pick, put, starts, with_targets
+from dla.typed import Size
 
 SHORTEST = 3  # a label, a token and a query
 
@@ -25,12 +26,12 @@ class Changes(Task):
     """
 
     name: ClassVar[str] = "changes"
-    length: int = 256
-    segment: int = 16
-    lags: int = 4
-    labels: int = 16
-    symbols: int = 32
-    set_size: int = 4
+    length: Size = 256
+    segment: Size = 16
+    lags: Size = 4
+    labels: Size = 16
+    symbols: Size = 32
+    set_size: Size = 4
 
     @property
     def vocab_size(self) -> int:

@@ -5,7 +5,8 @@ from typing import ClassVar
 
 import numpy as np
 
-from dla.lab.tasks.base import Batch, Task, check_fraction, check_length, integers, pick, put, starts, with_targets
+from dla.lab.tasks.base import Batch, Task, check_length, integers, pick, put, starts, with_targets
+from dla.typed import Share, Size
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,9 +20,9 @@ class SelectiveCopy(Task):
     """
 
     name: ClassVar[str] = "selective_copy"
-    length: int = 128
-    tokens: int = 16
-    symbols: int = 16
+    length: Size = 128
+    tokens: Size = 16
+    symbols: Size = 16
 
     @property
     def vocab_size(self) -> int:
@@ -59,9 +60,9 @@ class Induction(Task):
     """
 
     name: ClassVar[str] = "induction"
-    length: int = 128
-    early: float = 0.25
-    symbols: int = 64
+    length: Size = 128
+    early: Share = 0.25
+    symbols: Size = 64
 
     @property
     def vocab_size(self) -> int:
@@ -77,7 +78,6 @@ class Induction(Task):
         return min(max(2, round(self.early * self.length)), self.length - 2) - 1
 
     def _check(self) -> None:
-        check_fraction("early", self.early)
         check_length(self.length, 4, "a trigger and a token, twice")
 
     def _draw(self, rng: np.random.Generator, batch: int) -> Batch:

@@ -1,7 +1,7 @@
 """Needles in a haystack."""
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import numpy as np
 
@@ -10,7 +10,6 @@ from dla.lab.tasks.base import (
     Ints,
     Task,
     check_at_most,
-    check_fraction,
     check_length,
     choose,
     integers,
@@ -19,10 +18,9 @@ from dla.lab.tasks.base import (
     with_targets,
 )
 from dla.lab.tasks.text import library_text
-from dla.names import check_choice
+from dla.typed import Share, Size
 
 NEEDLE, QUESTION = 0, 1  # the markers
-HAYSTACKS = ("repeat", "noise", "text")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,16 +39,16 @@ class Needle(Task):
     """
 
     name: ClassVar[str] = "needle"
-    length: int = 128
-    haystack: str = "repeat"
-    needles: int = 4
-    queries: int = 1
-    values_per_key: int = 1
-    depth: float | None = None
-    period: int = 8
-    keys: int = 64
-    values: int = 64
-    symbols: int = 256
+    length: Size = 128
+    haystack: Literal["repeat", "noise", "text"] = "repeat"
+    needles: Size = 4
+    queries: Size = 1
+    values_per_key: Size = 1
+    depth: Share | None = None
+    period: Size = 8
+    keys: Size = 64
+    values: Size = 64
+    symbols: Size = 256
 
     @property
     def vocab_size(self) -> int:
@@ -61,15 +59,12 @@ class Needle(Task):
         return range(2 + self.symbols + self.keys, self.vocab_size)
 
     def _check(self) -> None:
-        check_choice("haystack", self.haystack, HAYSTACKS)
         if self.haystack == "text" and self.symbols != 256:
             raise ValueError(f"symbols must be 256 for a haystack of text (its bytes), got {self.symbols}")
         check_at_most("needles", self.needles, self.keys, "the keys of a sequence are different, see keys")
         check_at_most("queries", self.queries, self.needles, "each needle is asked for once, see needles")
-        if self.depth is not None:
-            check_fraction("depth", self.depth)
-            if self.queries != 1:
-                raise ValueError(f"queries must be 1 where depth is fixed, got {self.queries}; or leave depth at None")
+        if self.depth is not None and self.queries != 1:
+            raise ValueError(f"queries must be 1 where depth is fixed, got {self.queries}; or leave depth at None")
         if self.haystack == "text":
             check_at_most("length", self.length, len(library_text()), "as much text as there is")
         width = 2 + self.values_per_key

@@ -1,7 +1,7 @@
 """Associative recall: what belongs to this key, and what belongs to it by now."""
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import numpy as np
 
@@ -18,9 +18,7 @@ from dla.lab.tasks.base import (
     starts,
     with_targets,
 )
-from dla.names import check_choice
-
-GAPS = ("between", "pairs", "queries", "everywhere")
+from dla.typed import Size
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,13 +35,13 @@ class Recall(Task):
     """
 
     name: ClassVar[str] = "recall"
-    length: int = 96
-    pairs: int = 16
-    queries: int | None = None  # None: every key
-    gap: str = "between"
-    keys: int = 64
-    values: int = 64
-    fillers: int = 1
+    length: Size = 96
+    pairs: Size = 16
+    queries: Size | None = None  # None: every key
+    gap: Literal["between", "pairs", "queries", "everywhere"] = "between"
+    keys: Size = 64
+    values: Size = 64
+    fillers: Size = 1
 
     @property
     def vocab_size(self) -> int:
@@ -62,7 +60,6 @@ class Recall(Task):
         return self.pairs if self.queries is None else self.queries
 
     def _check(self) -> None:
-        check_choice("gap", self.gap, GAPS)
         check_at_most("pairs", self.pairs, self.keys, "the keys of a sequence are different, see keys")
         check_at_most("queries", self._asked, self.pairs, "each key is asked once, see pairs")
         written = self.pairs * self._writes
@@ -126,8 +123,8 @@ class Overwrite(Recall):
     """
 
     name: ClassVar[str] = "overwrite"
-    pairs: int = 8
-    writes: int = 2
+    pairs: Size = 8
+    writes: Size = 2
 
     @property
     def _writes(self) -> int:

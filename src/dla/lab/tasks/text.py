@@ -7,18 +7,16 @@ import sysconfig
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from dla.lab.tasks.base import NO_TARGET, Batch, Task, check_at_most, integers
-from dla.names import check_choice
+from dla.typed import Size
 
 Bytes = npt.NDArray[np.uint8]
-CORPORA = ("library", "books")
-PARTS = ("train", "validation")
 HELD_OUT = 10  # every tenth module of the library is for validation
 
 
@@ -32,11 +30,11 @@ class Text(Task):
     """
 
     name: ClassVar[str] = "text"
-    length: int = 256
-    corpus: str = "library"
-    part: str = "train"
-    since: int | None = None
-    until: int | None = None
+    length: Size = 256
+    corpus: Literal["library", "books"] = "library"
+    part: Literal["train", "validation"] = "train"
+    since: Size | None = None
+    until: Size | None = None
 
     @property
     def vocab_size(self) -> int:
@@ -47,8 +45,6 @@ class Text(Task):
         return range(256)
 
     def _check(self) -> None:
-        check_choice("corpus", self.corpus, CORPORA)
-        check_choice("part", self.part, PARTS)
         check_at_most("until", self.until or 1, self.length, "there are no more positions, see length")
         check_at_most("since", (self.since or 0) + 1, self.until or self.length, "nothing would be asked")
 

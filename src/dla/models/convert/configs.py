@@ -7,8 +7,9 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from dla.models.config import LARGEST, DLAConfig
-from dla.report import is_number, shown
+from dla.models.config import DLAConfig, Range
+from dla.report import shown
+from dla.typed import Finite, OpenSize, Size, convert
 
 Config = dict[str, Any]
 Options = dict[str, tuple[str, Any]]  # our name -> theirs and their default, of the type that it must have
@@ -220,20 +221,9 @@ def _read(config: Config, options: Options) -> Config:
 
 
 def _typed(config: Config, name: str, default: Any) -> Any:
-    """A value of its default's type, where integers may stand for floats.
-
-    Integers must be at least 1, or 0 where that is the default; floats must be finite.
-    """
-    value, kind = config.get(name, default), type(default)
-    kinds = (int, float) if kind is float else (kind,)
-    fits = isinstance(value, kinds) and (kind is bool or not isinstance(value, bool))
-    if not fits or (kind is float and not is_number(value)):
-        raise ValueError(f"{name} must be of type {kind.__name__}, got {shown(value)}")
-    if kind is int and value < bool(default):
-        raise ValueError(f"{name} must be at least {int(bool(default))}, got {shown(value)}")
-    if kind is int and value > LARGEST:
-        raise ValueError(f"{name} must be at most {LARGEST}, got {shown(value)}")
-    return value
+    """A value of its default's type: sizes of 1 and more, or of 0 where that is the default, and finite numbers."""
+    kinds: dict[type, Any] = {int: Size if default else OpenSize, float: Finite}
+    return convert(name, config.get(name, default), kinds.get(type(default), type(default)))
 
 
 def _count(config: Config, name: str) -> int | None:
@@ -242,11 +232,7 @@ def _count(config: Config, name: str) -> int | None:
 
 
 def _limits(config: Config, name: str) -> list[float]:
-    value = config.get(name, NO_LIMIT)
-    pair = isinstance(value, list | tuple) and len(value) == 2 and all(is_number(x) or x == math.inf for x in value)
-    if not pair:
-        raise ValueError(f"{name} must be two numbers, got {shown(value)}")
-    return [float(x) for x in value]
+    return [*convert(name, config.get(name, NO_LIMIT), Range)]
 
 
 def _tokens(config: Config, defaults: Mapping[str, int | None]) -> Config:

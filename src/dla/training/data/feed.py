@@ -6,7 +6,7 @@ import threading
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any, TypeVar
+from typing import Any, Literal, TypedDict, TypeVar, get_args
 
 import numpy as np
 import torch
@@ -15,12 +15,19 @@ from torch import Tensor
 from dla.models.loss import IGNORED
 from dla.training.data.order import Mixture
 from dla.training.data.shards import Shards
-from dla.training.fields import Fields
+from dla.typed import Count, Natural, check_fields, convert
 
 Item = TypeVar("Item")
 Position = dict[str, Any]  # where a feed stands, as JSON can hold it
-DOCUMENTS = ("packed", "concatenated")
+Documents = Literal["packed", "concatenated"]
+DOCUMENTS: tuple[Documents, ...] = get_args(Documents)
 LOOKUP = 64  # steps whose sequences are looked up together
+
+
+class StepPosition(TypedDict):
+    """Where a feed stands: steps that it gave."""
+
+    step: Natural
 
 
 class DataError(ValueError):
@@ -52,22 +59,16 @@ class Row:
 class Shape:
     """How a step is cut: ``sequences`` of ``length`` tokens over ``world`` ranks, ``micro`` (0: all) at a time."""
 
-    length: int
-    documents: str
-    sequences: int
-    micro: int = 0
-    rank: int = 0
-    world: int = 1
+    length: Count
+    documents: Documents
+    sequences: Count
+    micro: Natural = 0
+    rank: Natural = 0
+    world: Count = 1
 
     def __post_init__(self) -> None:
-        for name in ("length", "sequences", "world"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
-        if self.documents not in DOCUMENTS:
-            raise ValueError(f"documents must be one of {', '.join(DOCUMENTS)}, got {self.documents!r}")
-        if self.micro < 0:
-            raise ValueError(f"micro must be 0 (all at once) or more, got {self.micro}")
-        if not 0 <= self.rank < self.world:
+        check_fields(self)
+        if self.rank >= self.world:
             raise ValueError(f"rank must be in 0 … {self.world - 1}, got {self.rank}")
         if self.sequences % self.world:
             raise ValueError(f"sequences={self.sequences} cannot be divided by the {self.world} ranks")
@@ -82,7 +83,7 @@ class Shape:
         return [stack(rows[i : i + size], self.documents) for i in range(0, len(rows), size)]
 
 
-def stack(rows: Sequence[Row], documents: str) -> Micro:
+def stack(rows: Sequence[Row], documents: Documents) -> Micro:
     """B rows of T + 1 tokens as a micro-batch.
 
     Where documents are packed, the last token of one has nothing to predict: the next is another's first.
@@ -113,7 +114,7 @@ def sequences_of(shards: Shards, length: int) -> int:
     return count
 
 
-def read_row(shards: Shards, index: int, length: int, documents: str) -> Row:
+def read_row(shards: Shards, index: int, length: int, documents: Documents) -> Row:
     start, stop = index * length, (index + 1) * length + 1
     packed = documents == "packed"
     starts = shards.document_starts(start, stop) - start if packed else np.empty(0, dtype=np.int64)
@@ -139,7 +140,7 @@ class ShardFeed:
         weights: Sequence[float],
         *,
         length: int,
-        documents: str,
+        documents: Documents,
         sequences: int,
         micro: int,
         seed: int,
@@ -152,7 +153,7 @@ class ShardFeed:
 
     def check(self, position: Position) -> None:
         """Refuse a position that is none of this feed's."""
-        Fields(position, "position").integer("step")
+        convert("position", position, StepPosition)
 
     def batches(self, position: Position | None = None) -> Iterator[tuple[list[Micro], Position]]:
         """Endless: this rank's micro-batches of each step, and where the feed stands after them."""
@@ -176,7 +177,7 @@ def evaluation_batches(
     shards: Sequence[Shards],
     *,
     length: int,
-    documents: str,
+    documents: Documents,
     sequences: int,
     micro: int,
     rank: int = 0,

@@ -9,11 +9,11 @@ import hashlib
 import json
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal, TypedDict
 
 import numpy as np
 
-from dla.training.fields import Fields, refuse
+from dla.typed import BadValueError, Count, Limit, Natural, Sha256, convert
 
 FORMAT = 1
 INDEX = "index.json"
@@ -21,6 +21,38 @@ DTYPES: dict[str, np.dtype[Any]] = {"uint16": np.dtype("<u2"), "uint32": np.dtyp
 ENDS_DTYPE = np.dtype("<i8")
 
 Index = dict[str, Any]
+
+
+class Sums(TypedDict):
+    """Of a shard's files."""
+
+    tokens: Sha256
+    ends: Sha256
+
+
+class Shard(TypedDict):
+    """What is in a shard. read: documents of the source up to its end, those without text among them."""
+
+    tokens: Annotated[Count, Limit("a number of tokens that a file can have", lambda x: x < 2**62)]
+    documents: Count
+    read: Natural
+    sha256: Sums
+
+
+class Fields(TypedDict):
+    """What an index holds, beside its format."""
+
+    dtype: Literal["uint16", "uint32"]
+    vocab_size: Count
+    tokenizer: str
+    tokenizer_fingerprint: str
+    source: str
+    eos: Natural
+    shard_tokens: Count
+    complete: bool
+    shards: list[Shard]
+    tokens: Natural
+    documents: Natural
 
 
 def token_file(shard: int) -> str:
@@ -58,43 +90,24 @@ def read_index(folder: Path) -> tuple[Index, str]:
     if version != FORMAT:
         raise ValueError(f"{path} has format {version!r}, this version of dla reads {FORMAT}")
     try:
-        _check(Fields(index))
+        _check(convert("", index, Fields))
     except ValueError as e:
         raise ValueError(f"{path}: {e}") from e
     return dict(index), hashlib.sha256(data).hexdigest()
 
 
-def _check(index: Fields) -> None:
-    dtype = index.text("dtype")
-    if dtype not in DTYPES:
-        raise refuse("dtype", f"one of {', '.join(DTYPES)}", dtype)
-    most = 2 ** (8 * DTYPES[dtype].itemsize)
-    if index.integer("vocab_size", least=1) > most:
-        raise refuse("vocab_size", f"at most {most}, as dtype is {dtype}", index["vocab_size"])
-    for name in ("tokenizer", "tokenizer_fingerprint", "source"):
-        index.text(name)
-    index.integer("eos")
-    index.integer("shard_tokens", least=1)
-    if not isinstance(index["complete"], bool):
-        raise refuse("complete", "true or false", index["complete"])
-    shards = [Fields(shard, f"shards[{i}]") for i, shard in enumerate(index.items("shards"))]
-    if index["complete"] and not shards:
-        raise refuse("shards", "a list of one shard at least, as complete is true", [])
-    for shard in shards:
-        _check_shard(shard)
+def _check(index: Index) -> None:
+    """Whether the fields go together."""
+    most = 2 ** (8 * DTYPES[index["dtype"]].itemsize)
+    if index["vocab_size"] > most:
+        raise BadValueError("vocab_size", f"at most {most}, as dtype is {index['dtype']}", index["vocab_size"])
+    if index["complete"] and not index["shards"]:
+        raise BadValueError("shards", "a list of one shard at least, as complete is true", [])
+    for i, shard in enumerate(index["shards"]):
+        if shard["documents"] > shard["tokens"]:
+            accepted = f"at most shards[{i}].tokens, {shard['tokens']}"
+            raise BadValueError(f"shards[{i}].documents", accepted, shard["documents"])
     for name in ("tokens", "documents"):
-        total = sum(shard[name] for shard in shards)
-        if index.integer(name) != total:
-            raise refuse(name, f"the sum over the shards, {total}", index[name])
-
-
-def _check_shard(shard: Fields) -> None:
-    tokens = shard.integer("tokens", least=1)
-    if shard.integer("documents", least=1) > tokens:
-        raise refuse(shard.name("documents"), f"at most {shard.name('tokens')}, {tokens}", shard["documents"])
-    if tokens >= 2**62:
-        raise refuse(shard.name("tokens"), "a number of tokens that a file can have", tokens)
-    shard.integer("read")
-    sums = shard.fields("sha256")
-    sums.sha256("tokens")
-    sums.sha256("ends")
+        total = sum(shard[name] for shard in index["shards"])
+        if index[name] != total:
+            raise BadValueError(name, f"the sum over the shards, {total}", index[name])

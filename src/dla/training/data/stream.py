@@ -2,21 +2,38 @@
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice, pairwise
-from typing import Any
+from typing import Any, TypedDict
 
 import numpy as np
 
 from dla.training.data.documents import hub_dataset, text_of
 from dla.training.data.encoding import encode, vocabulary_size
-from dla.training.data.feed import Micro, Position, Row, Shape
+from dla.training.data.feed import Documents, Micro, Position, Row, Shape, StepPosition
 from dla.training.data.order import Draws
-from dla.training.fields import Fields, integer, refuse
 from dla.training.recipe import Source
+from dla.typed import BadValueError, Natural, convert
 
 BATCH_DOCUMENTS = 64  # that are tokenised together,
 BATCH_CHARACTERS = 2**18  # or fewer: so much text
 
 Opener = Callable[[Source], Iterable[dict[str, Any]]]
+
+
+class StreamState(TypedDict):
+    """Where a stream stands. documents, texts: read in this epoch, and not empty of them. dataset: its own state."""
+
+    epoch: Natural
+    documents: Natural
+    texts: Natural
+    tokens: list[Natural]
+    starts: list[Natural]
+    dataset: dict[str, Any] | None
+
+
+class StreamPosition(StepPosition):
+    """Where a feed of streams stands."""
+
+    streams: list[StreamState]
 
 
 class StreamFeed:
@@ -34,7 +51,7 @@ class StreamFeed:
         tokenizer: Any,
         *,
         length: int,
-        documents: str,
+        documents: Documents,
         sequences: int,
         micro: int,
         seed: int,
@@ -50,14 +67,12 @@ class StreamFeed:
 
     def check(self, position: Position) -> None:
         """Refuse a position that is none of this feed's; whether a dataset takes its own is seen when it is read."""
-        fields = Fields(position, "position")
-        fields.integer("step")
-        streams = fields.items("streams")
+        streams = convert("position", position, StreamPosition)["streams"]
         if len(streams) != len(self.sources):
-            raise refuse("position.streams", f"a list of {len(self.sources)}, one for each source", streams)
+            raise BadValueError("position.streams", f"a list of {len(self.sources)}, one for each source", streams)
         tokens = vocabulary_size(self.tokenizer)
         for i, state in enumerate(streams):
-            _check_state(Fields(state, f"position.streams[{i}]"), tokens)
+            _check_state(f"position.streams[{i}]", state, tokens)
 
     def batches(self, position: Position | None = None) -> Iterator[tuple[list[Micro], Position]]:
         """Endless: this rank's micro-batches of each step, and where the feed stands after them."""
@@ -76,27 +91,20 @@ class StreamFeed:
             yield shape.micros(rows[mine]), {"step": step, "streams": [stream.state() for stream in streams]}
 
 
-def _check_state(state: Fields, vocab_size: int) -> None:
+def _check_state(where: str, state: StreamState, vocab_size: int) -> None:
     """Refuse what no stream gave as its state."""
-    for name in ("epoch", "documents", "texts"):
-        state.integer(name)
-    tokens, starts = state.items("tokens"), state.items("starts")
-    for name, numbers in (("tokens", tokens), ("starts", starts)):
-        for i, number in enumerate(numbers):
-            integer(f"{state.name(name)}[{i}]", number)
+    tokens, starts = state["tokens"], state["starts"]
     if tokens and max(tokens) >= vocab_size:
-        raise refuse(state.name("tokens"), f"tokens below {vocab_size}, as the tokenizer has", max(tokens))
+        raise BadValueError(f"{where}.tokens", f"tokens below {vocab_size}, as the tokenizer has", max(tokens))
     if starts and any(a >= b for a, b in pairwise([0, *starts, len(tokens)])):
-        raise refuse(state.name("starts"), f"rising numbers from 1 to below the {len(tokens)} tokens", starts)
-    if state["dataset"] is not None:
-        state.fields("dataset")
+        raise BadValueError(f"{where}.starts", f"rising numbers from 1 to below the {len(tokens)} tokens", starts)
 
 
 class Stream:
     """One source as an endless row of tokens, cut into sequences of ``length`` + 1 that share their outer tokens."""
 
     def __init__(
-        self, source: Source, tokenizer: Any, length: int, open_source: Opener, state: dict[str, Any] | None = None
+        self, source: Source, tokenizer: Any, length: int, open_source: Opener, state: StreamState | None = None
     ) -> None:
         self.source, self.tokenizer, self.length, self.open_source = source, tokenizer, length, open_source
         state = state or {"epoch": 0, "documents": 0, "texts": 0, "tokens": [], "starts": [], "dataset": None}
@@ -114,8 +122,8 @@ class Stream:
         self._starts = self._starts[~inside] - self.length
         return row
 
-    def state(self) -> dict[str, Any]:
-        """Where the stream stands, as JSON can hold it. documents, texts: read in this epoch, and not empty of them."""
+    def state(self) -> StreamState:
+        """Where the stream stands, as JSON can hold it."""
         return {
             "epoch": self.epoch,
             "documents": self.documents,

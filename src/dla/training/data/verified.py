@@ -18,8 +18,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from dla.files import read_json
 from dla.training.data.shard_index import DTYPES, ENDS_DTYPE, INDEX, Index, ends_file, token_file
-from dla.training.fields import read_json
 
 STAMP = ".verified"
 PIECE = 1 << 22  # bytes read at a time

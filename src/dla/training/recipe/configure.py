@@ -8,9 +8,9 @@ from dla.models.configurations import spelled_out
 from dla.models.load import find_config
 from dla.models.presets import PRESETS, preset
 from dla.names import check_known
-from dla.training.recipe.schema import MODEL
-from dla.training.recipe.sections import Recipe
-from dla.training.recipe.typed import convert
+from dla.training.recipe import Recipe
+from dla.training.recipe.schema import MODEL, NULL
+from dla.typed import convert
 
 SHAPE = ("vocab_size", "hidden_size", "num_hidden_layers")  # what a model without a preset must say, with its backbone
 
@@ -48,7 +48,7 @@ def _options(recipe: Recipe) -> dict[str, Any]:
     options = {name: x for name, x in recipe.model.items() if x is not None or name not in ("preset", "load")}
     check_known("model", options, MODEL)
     for name, value in options.items():
-        convert(f"model.{name}", value, MODEL[name])
+        convert(f"model.{name}", value, MODEL[name], NULL)
     for name in ("temperature", "gate_temperature"):
         if options.get(name) is not None:
             raise ValueError(f"model.{name} must be left out, as [gate] sets it, got {options[name]!r}")

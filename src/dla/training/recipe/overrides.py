@@ -2,8 +2,8 @@
 
 from collections.abc import Iterator, Sequence
 
-from dla.training.recipe.schema import SECTIONS, TYPES, Tree, merge, suggest
-from dla.training.recipe.typed import convert, literal
+from dla.training.recipe.schema import NULL, SECTIONS, TYPES, Tree, merge, suggest
+from dla.typed import convert, literal
 
 
 def parse_overrides(arguments: Sequence[str]) -> Tree:
@@ -13,7 +13,7 @@ def parse_overrides(arguments: Sequence[str]) -> Tree:
         dotted = _key(name)
         if any("\ud800" <= letter <= "\udfff" for letter in text):  # bytes of the command line that are no text
             raise ValueError(f"{name} must be valid UTF-8, got {text!r}")
-        value = convert(name, literal(name, text, TYPES[dotted]), TYPES[dotted])
+        value = convert(name, literal(name, text, TYPES[dotted]), TYPES[dotted], NULL)
         section, _, last = dotted.rpartition(".")
         tree = merge(tree, {section: {last: value}} if section else {last: value})
     return tree

@@ -15,25 +15,20 @@ train = "books"            # or ["books", "code"], or [[data.train]] tables with
 lr = 3e-3
 """
 
-import re
-import tomllib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, get_type_hints
 
+from dla.files import read_toml
 from dla.models.configurations import spelled_out
-from dla.training.fields import shown
+from dla.training.recipe import Recipe
 from dla.training.recipe.check import check
 from dla.training.recipe.configure import model_config
 from dla.training.recipe.overrides import parse_overrides
-from dla.training.recipe.schema import EXTENDS, TOP, Tree, merge, typed_tree
-from dla.training.recipe.sections import Recipe
-from dla.training.recipe.text import to_dict, write_recipe
+from dla.training.recipe.schema import EXTENDS, Tree, merge, typed_tree
+from dla.training.recipe.text import write_recipe
+from dla.typed import BadValueError, convert
 
-# the time and memory that tomllib takes for a key grow with the square of its parts
-DEEP = re.compile(rb"""(?<![\w"'-])(?:[\w"'-]++[ \t]*+\.[ \t]*+){100}""")
-
-__all__ = ["read_recipe", "check", "model_config", "write_recipe", "to_dict"]
+__all__ = ["read_recipe", "check", "model_config", "write_recipe"]
 
 
 def read_recipe(path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
@@ -55,37 +50,21 @@ def _load(path: Path, above: tuple[Path, ...] = ()) -> Tree:
     if path.resolve() in (other.resolve() for other in above):
         circle = " -> ".join(str(other) for other in (*above, path))
         raise ValueError(f"{path}: {EXTENDS} goes round in a circle: {circle}")
-    content = _toml(path, above)
+    content = read_toml(path, "recipe", f", which {above[-1]} extends" if above else "")
     try:
         base = content.pop(EXTENDS, None)
         if base is not None and (not isinstance(base, str) or "\0" in base):  # which no path can have
-            raise ValueError(f"{EXTENDS} must be a string, got {shown(base)}")
+            raise BadValueError(EXTENDS, "a text", base)
         own = typed_tree(content)
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
     return own if base is None else merge(_load(path.parent / base, (*above, path)), own)
 
 
-def _toml(path: Path, above: tuple[Path, ...]) -> dict[str, Any]:
-    wanted_by = f", which {above[-1]} extends" if above else ""
-    try:
-        content = path.read_bytes()
-        if DEEP.search(content):
-            raise ValueError("a key has more than a hundred parts")
-        return tomllib.loads(content.decode())
-    except FileNotFoundError:
-        raise ValueError(f"there is no recipe file {path}{wanted_by}") from None
-    except OSError as error:
-        raise ValueError(f"the recipe file {path}{wanted_by} cannot be read: {error.strerror}") from error
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path} is not valid TOML: {error}") from error
-
-
 def _build(tree: Tree) -> Recipe:
     """The recipe, with defaults for what no file says."""
-    types = get_type_hints(Recipe)
-    sections = {name: types[name](**value) for name, value in tree.items() if name not in TOP and name != "model"}
     # "none" takes back what a file below said; one that says neither is the same
     model = {key: x for key, x in tree.get("model", {}).items() if x is not None or key not in ("preset", "load")}
     # a configuration's name may stand for other options one day, so it is not kept
-    return Recipe(**{name: tree[name] for name in TOP if name in tree}, **sections, model=spelled_out(model))
+    made: Recipe = convert("", {**tree, "model": spelled_out(model)}, Recipe)
+    return made

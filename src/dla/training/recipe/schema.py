@@ -1,30 +1,31 @@
 """What a recipe file may hold: every key, by its dotted name, and the type of its value."""
 
 from collections.abc import Mapping
-from dataclasses import fields, is_dataclass
-from typing import Any, get_type_hints
+from dataclasses import is_dataclass
+from typing import Any
 
-from dla.models.config import DLAConfig
+from dla.models.config import OPTIONS
 from dla.names import nearest
-from dla.training.fields import shown
-from dla.training.recipe.sections import Recipe
-from dla.training.recipe.typed import convert
+from dla.training.recipe import Recipe
+from dla.typed import NONE, Table, convert, hints
 
 Tree = dict[str, Any]  # of a file: tables by name, with values of the right types; what a file left out is not there
 
 EXTENDS = "extends"
+NULL = f'"{NONE}"'  # what refusals call None
 MODEL: dict[str, Any] = {
     "preset": str | None,
     "load": str | None,
-    **{field.name: field.type for field in fields(DLAConfig) if field.name in DLAConfig.__annotations__},
+    **OPTIONS,
+    "memory": str,  # or the name of a configuration
     "temperature": float | None,
 }
 SECTIONS: dict[str, dict[str, Any]] = {
-    name: get_type_hints(kind) if is_dataclass(kind) else MODEL
-    for name, kind in get_type_hints(Recipe).items()
+    name: MODEL if name == "model" else hints(kind)
+    for name, kind in hints(Recipe).items()
     if is_dataclass(kind) or name == "model"
 }
-TOP: dict[str, Any] = {name: kind for name, kind in get_type_hints(Recipe).items() if name not in SECTIONS}
+TOP: dict[str, Any] = {name: kind for name, kind in hints(Recipe).items() if name not in SECTIONS}
 TYPES: dict[str, Any] = {
     **TOP,
     **{f"{section}.{name}": kind for section, types in SECTIONS.items() for name, kind in types.items()},
@@ -39,17 +40,15 @@ def typed_tree(content: Mapping[str, Any]) -> Tree:
             tree[name] = convert(name, value, TOP[name])
         elif name not in SECTIONS:
             raise ValueError(f"{name!r} is not known; the nearest is {suggest(name, [*TOP, *SECTIONS, EXTENDS])!r}")
-        elif not isinstance(value, dict):
-            raise ValueError(f"{name} must be a table, got {shown(value)}")
         else:
-            tree[name] = {key: _entry(f"{name}.{key}", entry) for key, entry in value.items()}
+            tree[name] = {key: _entry(f"{name}.{key}", entry) for key, entry in convert(name, value, Table).items()}
     return tree
 
 
 def _entry(dotted: str, value: object) -> Any:
     if dotted not in TYPES:
         raise ValueError(f"{dotted!r} is not known; the nearest is {suggest(dotted)!r}")
-    return convert(dotted, value, TYPES[dotted])
+    return convert(dotted, value, TYPES[dotted], NULL)
 
 
 def suggest(name: str, top: list[str] | None = None) -> str:

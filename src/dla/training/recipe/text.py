@@ -1,14 +1,13 @@
 """Recipes as text: complete, so that a run's folder holds exactly what was run."""
 
 import json
-import math
 from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
+from dla.training.recipe import Recipe
 from dla.training.recipe.schema import SECTIONS, TOP
-from dla.training.recipe.sections import Recipe
-from dla.training.recipe.typed import NONE
+from dla.typed import NONE
 
 
 def write_recipe(recipe: Recipe) -> str:
@@ -17,20 +16,6 @@ def write_recipe(recipe: Recipe) -> str:
     parts = [_table({name: content[name] for name in TOP})]
     parts += [f"[{name}]\n{_table(content[name])}" for name in SECTIONS]
     return "\n".join(parts)
-
-
-def to_dict(recipe: Recipe) -> dict[str, Any]:
-    """The recipe as JSON can hold it: tuples are lists, and numbers that are not finite are strings."""
-    content: dict[str, Any] = _plain(asdict(recipe))
-    return content
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {name: _plain(item) for name, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _table(table: Mapping[str, Any]) -> str:

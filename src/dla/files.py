@@ -1,0 +1,40 @@
+"""Files of settings and records: what cannot be read is a ValueError of one line."""
+
+import json
+import re
+import tomllib
+from pathlib import Path
+from typing import Any
+
+# the time and memory that tomllib takes for a key grow with the square of its parts
+DEEP = re.compile(r"""(?<![\w"'-])(?:[\w"'-]++[ \t]*+\.[ \t]*+){100}""", re.ASCII)
+
+
+def read_toml(path: Path, what: str, wanted_by: str = "") -> dict[str, Any]:
+    """What a TOML file holds. what: the word for it in refusals, such as "recipe"; wanted_by: what is said behind."""
+    try:
+        return parse_toml(path.read_bytes().decode())
+    except FileNotFoundError:
+        raise ValueError(f"there is no {what} file {path}{wanted_by}") from None
+    except OSError as error:
+        raise ValueError(f"the {what} file {path}{wanted_by} cannot be read: {error.strerror}") from error
+    except ValueError as error:
+        raise ValueError(f"{path} is not valid TOML: {error}") from error
+
+
+def parse_toml(text: str) -> dict[str, Any]:
+    """What a text of TOML holds; the refusal says what is wrong with it."""
+    if DEEP.search(text):
+        raise ValueError("a key has more than a hundred parts")
+    try:
+        return tomllib.loads(text)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+
+
+def read_json(path: Path) -> Any:
+    """What a JSON file holds; the refusal does not name the file. OSError where it cannot be read."""
+    try:
+        return json.loads(path.read_bytes())
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
