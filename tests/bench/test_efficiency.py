@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from dla.bench import efficiency
-from dla.bench.efficiency import NAMES, Worker, build, command, describe, draw, make_plan, measure, run
+from dla.bench.efficiency import NAMES, Worker, command, draw, make_plan, run
+from dla.bench.efficiency_worker import build, describe, measure
 from dla.models import DLAForCausalLM, preset
 
 MIB = 1 << 20

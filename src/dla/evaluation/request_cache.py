@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from dla.jsonl import Writer, read
 from dla.report import shown
+from dla.report.jsonl import Writer, read
 from dla.text import ByteTokenizer
 
 # what differs between equal models

@@ -17,12 +17,12 @@ from typing import Any
 import torch
 from transformers.utils.logging import disable_progress_bar
 
-from dla.jsonl import Writer, read
 from dla.lab.cell import Cell, run_cell
 from dla.lab.grid import Grid, read_grid
 from dla.lab.measure import matched
 from dla.machine import keep_freed_memory
 from dla.report import is_number, shown
+from dla.report.jsonl import Writer, read
 
 Result = dict[str, Any]
 HEARD = 10  # steps after which a worker reports

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
-from dla.report import is_number, one_line
+from dla.report import is_number, one_line, words
 
 Result = dict[str, Any]
 
@@ -28,10 +28,17 @@ class Estimate:
     half: float | None  # of the 95 % interval's width, by Student's t; None with one seed
     n: int
 
+    def text(self, signed: bool = False) -> str:
+        """0.973 ± 0.052"""
+        return words.plus_minus(words.signed(self.mean, 3) if signed else f"{self.mean:.3f}", self.half)
+
 
 @dataclass(frozen=True)
-class Row:
-    """All runs of one contender on one task. Figures are means over the finished runs, None where there are none."""
+class Contender:
+    """All runs of one contender on one task, a row of its table.
+
+    Figures are means over the finished runs, None where there are none.
+    """
 
     name: str  # the label; with what tells it from others, if several contenders have that label
     label: str
@@ -60,7 +67,7 @@ class TaskSummary:
     task: dict[str, Any]
     chance: float | None
     evaluations: list[tuple[str, dict[str, Any]]]  # title and task, beside the task itself
-    rows: list[Row]  # the best first
+    rows: list[Contender]  # the best first
     baseline: str | None  # the name of its row here; None if there is none
     asked_baseline: str | None
 
@@ -167,7 +174,7 @@ def _summarise_task(title: str, runs: list[Result], baseline: str | None) -> Tas
     task = runs[0]["task"]
     others = {canonical(e["task"]): e["task"] for run in runs for e in run.get("evaluations") or []}
     keys = sorted(others, key=lambda key: (option_order(dict(differing(task, others[key]))), key))
-    rows = [_row(name, group, keys) for name, group in _groups(runs).items()]
+    rows = [_contender(name, group, keys) for name, group in _groups(runs).items()]
     rows.sort(key=lambda row: (row.accuracy is None, -row.accuracy.mean if row.accuracy else 0.0, row.name))
     reference = _find(rows, baseline)
     return TaskSummary(
@@ -214,7 +221,7 @@ def settings(run: Result) -> dict[str, Any]:
     return flat
 
 
-def _row(name: str, runs: list[Result], evaluations: list[str]) -> Row:
+def _contender(name: str, runs: list[Result], evaluations: list[str]) -> Contender:
     finished = [run for run in runs if status(run) == "finished"]
     seeds = [run["seed"] for run in finished]
     figures = ("parameters", "state_bytes", "state_bytes_held", "seconds", "loss")
@@ -222,7 +229,7 @@ def _row(name: str, runs: list[Result], evaluations: list[str]) -> Row:
     order = [key for key in MEMORY_FIGURES if key in memory] + sorted(memory - {*MEMORY_FIGURES})
     means = {key: _mean((run.get("memory") or {}).get(key) for run in finished) for key in order}
     control = runs[0].get("control")
-    return Row(
+    return Contender(
         name=name,
         label=runs[0]["label"],
         control=control["name"] if isinstance(control, dict) else control,
@@ -251,7 +258,7 @@ def by_seed(runs: Iterable[Result], evaluation: str | None = None, name: str = "
     return {seed: statistics.fmean(values) for seed, values in found.items()}
 
 
-def _find(rows: list[Row], name: str | None) -> Row | None:
+def _find(rows: list[Contender], name: str | None) -> Contender | None:
     """The row of that name, or else of that label."""
     found = [row for row in rows if row.name == name] or [row for row in rows if row.label == name]
     if len(found) > 1:
@@ -260,7 +267,7 @@ def _find(rows: list[Row], name: str | None) -> Row | None:
     return found[0] if found else None
 
 
-def _compared(row: Row, rows: list[Row], baseline: Row | None) -> Row:
+def _compared(row: Contender, rows: list[Contender], baseline: Contender | None) -> Contender:
     best = rows[0]
     standing = "below"
     if row.accuracy is not None and best.accuracy is not None:

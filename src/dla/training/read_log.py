@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from dla.jsonl import read
+from dla.report.jsonl import read
 from dla.training.fields import Fields, integer, refuse
 from dla.training.monitor import LOG, Record
 
