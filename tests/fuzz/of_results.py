@@ -11,13 +11,13 @@ from dla.evaluation.compare import as_text, compare
 from dla.evaluation.local import READERS, local_rows
 from dla.evaluation.request_cache import RequestCache
 from dla.evaluation.results import Evaluation, TaskResult
-from dla.evaluation.show import FORMATS as TABLE_FORMATS
 from dla.evaluation.show import present
 from dla.evaluation.tables import make_table
 from dla.lab import report
 from dla.lab.cell import Cell, Training, run_cell
 from dla.lab.grid import read_grid
 from dla.lab.run import read_results
+from dla.report.tables import FORMATS as TABLE_FORMATS
 from tests.fuzz.formats import Format
 from tests.fuzz.mutate import JSON, JSON_LINES, TOML
 

@@ -11,10 +11,10 @@ from dla.evaluation import run as evaluation
 from dla.evaluation.results import Evaluation, read
 from dla.evaluation.tables import make_table
 from dla.names import check_known
+from dla.report.tables import FORMATS
 
 INTERRUPTED = 130  # the exit code of what was interrupted
 SCALES = ("paper", "tiny")
-FORMATS = {"markdown": "md", "latex": "tex", "csv": "csv", "json": "json"}
 TINY = "Tiny models, trained for minutes on a CPU: this shows that the pipeline runs, and nothing about the paper."
 
 
@@ -117,8 +117,9 @@ def run(
         # Numbers of tiny models beside the paper's would be read as a comparison.
         shown = make_table(made, PLANS[table].layout, paper_rows=paper and scale == "paper")
         note = TINY if scale == "tiny" else ""
-        for form, suffix in FORMATS.items():
-            text = getattr(shown, form)()
+        for form in ("markdown", "latex", "csv", "json"):
+            suffix, render = FORMATS[form]
+            text = render(shown)
             (out / f"{table}.{suffix}").write_text(text if form != "markdown" else f"{note}\n\n{text}".lstrip())
     except (ValueError, RuntimeError, OSError) as error:
         print(f"dla reproduce: {error}", file=sys.stderr)

@@ -2,7 +2,7 @@
 
 import json
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,14 +11,7 @@ from dla.evaluation.results import Evaluation, read
 from dla.evaluation.tables import make_table, with_gains
 from dla.names import check_known
 from dla.report import Table
-
-FORMATS: dict[str, tuple[str, Callable[[Table], str]]] = {
-    "text": ("txt", Table.text),
-    "markdown": ("md", Table.markdown),
-    "latex": ("tex", Table.latex),
-    "csv": ("csv", Table.csv),
-    "json": ("json", Table.json),
-}
+from dla.report.tables import FORMATS
 
 
 def run(

@@ -31,7 +31,6 @@ POINT = DPI / 72  # in pixels
 LONGEST = 36  # characters of a label
 BESIDE = 1.03  # where names stand in the right margin, in fractions of the axes' width
 LOOK = {
-    "figure.dpi": DPI,
     "figure.facecolor": "white",
     "font.size": FONT,
     "text.color": INK,
@@ -57,7 +56,7 @@ LOOK = {
 
 
 @contextmanager
-def drawing(height: float, width: float = WIDTH) -> Iterator[Figure]:
+def drawing(height: float, width: float = WIDTH, dpi: int = DPI) -> Iterator[Figure]:
     """A figure, in inches, whose axes must be made inside the block to have the look of all plots.
 
     It lays out its axes itself. Raises ImportError without matplotlib.
@@ -67,7 +66,7 @@ def drawing(height: float, width: float = WIDTH) -> Iterator[Figure]:
     from matplotlib.figure import Figure
 
     with rc_context(LOOK):
-        figure = Figure(figsize=(width, height), layout="constrained")
+        figure = Figure(figsize=(width, height), dpi=dpi, layout="constrained")
         FigureCanvasAgg(figure)
         yield figure
 

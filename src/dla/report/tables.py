@@ -189,6 +189,16 @@ class Table:
         return json.dumps({**found, "errors": self.errors}, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
 
 
+# A table's formats for the user to choose from: how the file's name ends, and what makes it.
+FORMATS: dict[str, tuple[str, Callable[[Table], str]]] = {
+    "text": ("txt", Table.text),
+    "markdown": ("md", Table.markdown),
+    "latex": ("tex", Table.latex),
+    "csv": ("csv", Table.csv),
+    "json": ("json", Table.json),
+}
+
+
 def table(rows: Sequence[Mapping[str, object]]) -> str:
     """Rows as aligned columns under the keys of the first row; numbers to the right, missing values as a dash."""
     if not rows:

@@ -148,7 +148,7 @@ def rate_panel(ax: Axes, runs: Sequence[Run], style: Mapping[str, Style]) -> Non
         ax.plot(steps, values, color=look.colour, linestyle=look.dash, linewidth=1.4, marker=_dot(steps))
     ax.set_ylim(bottom=0)
     _few_ticks(ax)
-    ax.yaxis.set_major_formatter(lambda x, _: _power(x))
+    ax.yaxis.set_major_formatter("{x:g}")
     _step_axis(ax, runs)
 
 
@@ -258,11 +258,6 @@ def _few_ticks(ax: Axes) -> None:
     from matplotlib.ticker import MaxNLocator
 
     ax.yaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 5, 10]))
-
-
-def _power(x: float) -> str:
-    digits, power = f"{x:.1e}".split("e")
-    return f"{float(digits):g}e{int(power)}" if x else "0"
 
 
 def _dot(steps: Sequence[float] | Floats) -> str:
