@@ -40,7 +40,7 @@ Report = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Plan:
+class Sweep:
     """What is measured."""
 
     preset: str
@@ -56,8 +56,8 @@ class Plan:
 
 
 SCALES = {
-    "paper": Plan("mamba2-780m", tuple(2**i for i in range(6)), tuple(2**i for i in range(7, 15))),
-    "tiny": Plan("mamba2-tiny", (1, 2, 4, 8), (128, 512, 2048)),
+    "paper": Sweep("mamba2-780m", tuple(2**i for i in range(6)), tuple(2**i for i in range(7, 15))),
+    "tiny": Sweep("mamba2-tiny", (1, 2, 4, 8), (128, 512, 2048)),
 }
 
 
@@ -81,20 +81,20 @@ def run(
     try:
         import matplotlib  # noqa: F401  -- known to be missing before the long work, not after it
 
-        plan = make_plan(scale, batches, contexts, repeats, torch.cuda.is_available())
+        sweep = make_sweep(scale, batches, contexts, repeats, torch.cuda.is_available())
     except ImportError:
         error: object = f"the figure needs matplotlib: {NO_MATPLOTLIB}"
     except ValueError as caught:
         error = caught
     else:
-        return _run(scale, plan, out or Path("out/reproduce") / scale, as_json)
+        return _run(scale, sweep, out or Path("out/reproduce") / scale, as_json)
     print(f"dla reproduce efficiency: {error}", file=sys.stderr)
     return 2
 
 
-def make_plan(
+def make_sweep(
     scale: str, batches: Sequence[int] | None, contexts: Sequence[int] | None, repeats: int, gpu: bool
-) -> Plan:
+) -> Sweep:
     """What to measure at a scale, with its sizes replaced by those given. ``gpu``: whether there is one."""
     check_known("scale", [scale], SCALES)
     own = SCALES[scale]
@@ -104,12 +104,12 @@ def make_plan(
         if not values or min(values) < 1:
             raise ValueError(f"{name} must be at least 1, got {min(values) if values else 'none'}")
     device, dtype = ("cuda", "bfloat16") if gpu and scale == "paper" else ("cpu", "float32")
-    return Plan(own.preset, tuple(sorted(set(batches))), tuple(sorted(set(contexts))), device, dtype, repeats)
+    return Sweep(own.preset, tuple(sorted(set(batches))), tuple(sorted(set(contexts))), device, dtype, repeats)
 
 
-def _run(scale: str, plan: Plan, out: Path, as_json: bool) -> int:
-    if scale == "paper" and plan.device == "cpu":
-        print(f"No GPU found: {plan.preset} in float32 on the CPU takes hours.", file=sys.stderr, flush=True)
+def _run(scale: str, sweep: Sweep, out: Path, as_json: bool) -> int:
+    if scale == "paper" and sweep.device == "cpu":
+        print(f"No GPU found: {sweep.preset} in float32 on the CPU takes hours.", file=sys.stderr, flush=True)
     out.mkdir(parents=True, exist_ok=True)
     file = out / "efficiency.json"
 
@@ -117,7 +117,7 @@ def _run(scale: str, plan: Plan, out: Path, as_json: bool) -> int:
         file.write_text(json.dumps(report, indent=2) + "\n")
 
     try:
-        report = collect(scale, plan, keep)
+        report = collect(scale, sweep, keep)
     except RuntimeError as error:
         print(f"dla reproduce efficiency: {error}", file=sys.stderr)
         return 1
@@ -129,23 +129,23 @@ def _run(scale: str, plan: Plan, out: Path, as_json: bool) -> int:
     return 1 if any("failed" in row for row in report["rows"]) else 0
 
 
-def collect(scale: str, plan: Plan, keep: Callable[[Report], None]) -> Report:
+def collect(scale: str, sweep: Sweep, keep: Callable[[Report], None]) -> Report:
     """Measure every point with every memory in turn; the report. ``keep`` gets what there is after each of them."""
     from tqdm import tqdm  # type: ignore[import-untyped]
 
     with ExitStack() as stack:
-        workers = {memory: stack.enter_context(closing(Worker(command(plan, memory)))) for memory in NAMES}
+        workers = {memory: stack.enter_context(closing(Worker(command(sweep, memory)))) for memory in NAMES}
         models = {memory: worker.facts() for memory, worker in workers.items()}
         rows: list[Report] = []
         report = {
             "scale": scale,
-            "preset": plan.preset,
+            "preset": sweep.preset,
             "device": models["single"]["device"],
-            "dtype": plan.dtype,
+            "dtype": sweep.dtype,
             "measured": MEASURED,
-            "repeats": plan.repeats,
-            "batches": plan.batches,
-            "contexts": plan.contexts,
+            "repeats": sweep.repeats,
+            "batches": sweep.batches,
+            "contexts": sweep.contexts,
             "weights": "random",
             "boundary rate": models["dynamic"]["boundary rate"],
             "note": note(models["dynamic"]["boundary rate"]),
@@ -154,11 +154,11 @@ def collect(scale: str, plan: Plan, keep: Callable[[Report], None]) -> Report:
             "models": models,
             "rows": rows,
         }
-        bar = stack.enter_context(tqdm(total=len(plan.points()) * len(NAMES), desc="efficiency", disable=None))
-        for batch, context in plan.points():
+        bar = stack.enter_context(tqdm(total=len(sweep.points()) * len(NAMES), desc="efficiency", disable=None))
+        for batch, context in sweep.points():
             for memory, worker in workers.items():
                 rows.append({"memory": memory, "batch": batch, "context": context})
-                rows[-1] |= worker.ask(batch=batch, context=context, repeats=plan.repeats)
+                rows[-1] |= worker.ask(batch=batch, context=context, repeats=sweep.repeats)
                 bar.write(_line(rows[-1]), file=sys.stderr)
                 bar.update()
                 keep(report)
@@ -221,9 +221,9 @@ def _line(row: Report) -> str:
 # The processes.
 
 
-def command(plan: Plan, memory: str) -> list[str]:
+def command(sweep: Sweep, memory: str) -> list[str]:
     """What starts the process of a memory."""
-    model = {"name": plan.preset, "memory": memory, "device": plan.device, "dtype": plan.dtype}
+    model = {"name": sweep.preset, "memory": memory, "device": sweep.device, "dtype": sweep.dtype}
     return [sys.executable, "-m", "dla.bench.efficiency_worker", json.dumps(model)]
 
 

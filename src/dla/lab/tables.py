@@ -53,7 +53,7 @@ LISTS = ("rows", "figures", "only", "titles")
 
 
 @dataclass(frozen=True)
-class Column:
+class TaskColumn:
     """A task, or one of its evaluations."""
 
     title: str
@@ -196,7 +196,7 @@ def draw(asked: Asked, results: Path, path: Path) -> None:
     path.write_bytes(draw_dots(labels, panels, asked.value))
 
 
-def _read(asked: Asked, results: Path) -> tuple[list[Result], list[str], list[Column]]:
+def _read(asked: Asked, results: Path) -> tuple[list[Result], list[str], list[TaskColumn]]:
     """The runs, and the rows and columns that are asked for."""
     runs = load(_file(asked, results))
     labels = list(dict.fromkeys(run["label"] for run in runs))
@@ -215,16 +215,16 @@ def _file(asked: Asked, results: Path) -> Path:
     return results / asked.results / "results.jsonl"
 
 
-def columns(runs: Sequence[Result]) -> list[Column]:
+def columns(runs: Sequence[Result]) -> list[TaskColumn]:
     """The tasks in the order of their options, each followed by its evaluations in the order of the file."""
-    found: list[Column] = []
+    found: list[TaskColumn] = []
     for task in summarise(runs).tasks:
-        found.append(Column(task.title, task, None))
+        found.append(TaskColumn(task.title, task, None))
         others = [
             canonical(e["task"]) for run in runs if run["task"] == task.task for e in run.get("evaluations") or []
         ]
         titles = {canonical(other): f"→ {title}" for title, other in task.evaluations}
-        found += [Column(titles[key], task, key) for key in dict.fromkeys(others)]
+        found += [TaskColumn(titles[key], task, key) for key in dict.fromkeys(others)]
     return found
 
 

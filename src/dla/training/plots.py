@@ -12,7 +12,7 @@ import numpy as np
 from dla.report.plots import FONT, LONGEST, NO_MATPLOTLIB, QUIET, Floats, Style, drawing, label_ends, png, styles
 from dla.report.words import count_text
 from dla.training.monitor import Record
-from dla.training.read_log import Run, read_run
+from dla.training.read_log import RunLog, read_run
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -26,7 +26,7 @@ MEMORY = {"boundary_rate": "Boundary rate", "live_states": "Live states", "W": "
 
 
 Points = tuple[Floats, Floats]
-Panel = Callable[["Axes", Sequence[Run], Mapping[str, Style]], None]
+Panel = Callable[["Axes", Sequence[RunLog], Mapping[str, Style]], None]
 
 
 def run(folders: list[Path], out: Path | None = None) -> int:
@@ -66,7 +66,7 @@ def _shortened(name: str) -> str:
     return name if len(name) <= LONGEST else f"{name[: LONGEST // 3]}…{name[len(name) - LONGEST // 2 :]}"
 
 
-def draw(runs: Sequence[Run]) -> bytes:
+def draw(runs: Sequence[RunLog]) -> bytes:
     """The picture, as PNG. Raises ImportError without matplotlib."""
     style = styles([r.name for r in runs])
     rows = _rows(runs)
@@ -86,7 +86,7 @@ def draw(runs: Sequence[Run]) -> bytes:
         return png(figure)
 
 
-def _rows(runs: Sequence[Run]) -> list[list[tuple[str, Panel, float]]]:
+def _rows(runs: Sequence[RunLog]) -> list[list[tuple[str, Panel, float]]]:
     """The small panels: title, what draws it, and its share of the width."""
     row: list[tuple[str, Panel, float]] = [("Gradient norm", norm_panel, 1), ("Learning rate", rate_panel, 1)]
     if any(_by_position(r) for r in runs):
@@ -100,7 +100,7 @@ def _rows(runs: Sequence[Run]) -> list[list[tuple[str, Panel, float]]]:
 # The panels.
 
 
-def loss_panel(ax: Axes, runs: Sequence[Run], style: Mapping[str, Style]) -> None:
+def loss_panel(ax: Axes, runs: Sequence[RunLog], style: Mapping[str, Style]) -> None:
     """Training loss, faint as it was and strong smoothed, and the validation's as markers."""
     validation = {r.name: series(r.evaluations, "validation_loss") for r in runs}
     lines = _smooth_lines(ax, runs, "loss", style, [values for _, values in validation.values()])
@@ -114,7 +114,7 @@ def loss_panel(ax: Axes, runs: Sequence[Run], style: Mapping[str, Style]) -> Non
     label_ends(ax, [(name, float(x[-1]), float(y[-1])) for name, (x, y) in lines.items()], style)
 
 
-def position_panel(ax: Axes, runs: Sequence[Run], style: Mapping[str, Style]) -> None:
+def position_panel(ax: Axes, runs: Sequence[RunLog], style: Mapping[str, Style]) -> None:
     """The last evaluation's loss over the position in the context, each stretch of it drawn at its end."""
     places: set[int] = set()
     for r in runs:
@@ -134,13 +134,13 @@ def position_panel(ax: Axes, runs: Sequence[Run], style: Mapping[str, Style]) ->
     ax.set_xlabel("up to token")
 
 
-def norm_panel(ax: Axes, runs: Sequence[Run], style: Mapping[str, Style]) -> None:
+def norm_panel(ax: Axes, runs: Sequence[RunLog], style: Mapping[str, Style]) -> None:
     """The norm of the gradient, before it was clipped."""
     _smooth_lines(ax, runs, "grad_norm", style)
     _step_axis(ax, runs)
 
 
-def rate_panel(ax: Axes, runs: Sequence[Run], style: Mapping[str, Style]) -> None:
+def rate_panel(ax: Axes, runs: Sequence[RunLog], style: Mapping[str, Style]) -> None:
     """The learning rate."""
     for r in runs:
         look = style[r.name]
@@ -153,7 +153,7 @@ def rate_panel(ax: Axes, runs: Sequence[Run], style: Mapping[str, Style]) -> Non
 
 
 def _memory_panel(name: str) -> Panel:
-    def panel(ax: Axes, runs: Sequence[Run], style: Mapping[str, Style]) -> None:
+    def panel(ax: Axes, runs: Sequence[RunLog], style: Mapping[str, Style]) -> None:
         for r in runs:
             if not r.memory:
                 continue
@@ -199,7 +199,7 @@ def smoothed(values: Floats) -> Floats:
 
 
 def _smooth_lines(
-    ax: Axes, runs: Sequence[Run], name: str, style: Mapping[str, Style], also: Sequence[Floats] = ()
+    ax: Axes, runs: Sequence[RunLog], name: str, style: Mapping[str, Style], also: Sequence[Floats] = ()
 ) -> dict[str, Points]:
     """Draw a noisy figure of every step, faint as it is and strong smoothed; the smoothed lines, by run.
 
@@ -218,7 +218,7 @@ def _smooth_lines(
     return lines
 
 
-def _by_position(run: Run) -> dict[int, float]:
+def _by_position(run: RunLog) -> dict[int, float]:
     """Loss by the end of the stretch of positions, of the last evaluation."""
     last: Record = run.evaluations[-1] if run.evaluations else {}
     points = {int(key.rpartition("-")[2]) + 1: loss for key, loss in last.get("by_position", {}).items()}
@@ -244,7 +244,7 @@ def _log_scale(ax: Axes, shown: Floats) -> None:
     ax.yaxis.set_major_formatter("{x:g}")
 
 
-def _step_axis(ax: Axes, runs: Sequence[Run], ticks: int = 4) -> None:
+def _step_axis(ax: Axes, runs: Sequence[RunLog], ticks: int = 4) -> None:
     from matplotlib.ticker import MaxNLocator
 
     last = max(r.steps[-1]["step"] for r in runs)

@@ -14,7 +14,7 @@ LAST = 10**15  # steps and positions that an axis can hold
 
 
 @dataclass(frozen=True)
-class Run:
+class RunLog:
     """The records of a log, by kind."""
 
     name: str
@@ -23,7 +23,7 @@ class Run:
     memory: list[Record]
 
 
-def read_run(folder: Path, name: str) -> Run:
+def read_run(folder: Path, name: str) -> RunLog:
     """The log of a run's folder. A last line that is still being written, or was cut short, is left out.
 
     Raises:
@@ -46,7 +46,7 @@ def read_run(folder: Path, name: str) -> Run:
             raise ValueError(f"{file}, line {line.number}: not a record of a run: {said}") from error
     if not kinds["step"]:
         raise ValueError(f"{file} holds no step yet")
-    return Run(name, kinds["step"], kinds["evaluation"], [r for r in kinds["memory"] if r.get("memory")])
+    return RunLog(name, kinds["step"], kinds["evaluation"], [r for r in kinds["memory"] if r.get("memory")])
 
 
 def _kind(record: Fields) -> str:
