@@ -37,9 +37,9 @@ from typing import Any
 
 import torch
 
-from dla.lab.cell import Cell, Training
 from dla.lab.controls import control
 from dla.lab.measure import matched
+from dla.lab.trial import Training, Trial
 from dla.models import DLAConfig, DLAForCausalLM
 from dla.models.configurations import spelled_out
 from dla.names import check_known, nearest
@@ -54,10 +54,10 @@ LISTS = ("layers", "time_step_limit")  # options of the model that are lists the
 
 @dataclass(frozen=True)
 class Grid:
-    """The cells of a grid, in the order of the file."""
+    """The trials of a grid, in the order of the file."""
 
     name: str
-    cells: tuple[Cell, ...]
+    trials: tuple[Trial, ...]
 
 
 def read_grid(path: str | Path) -> Grid:
@@ -85,21 +85,21 @@ def make_grid(content: dict[str, Any]) -> Grid:
             raise ValueError(f"{name} is missing")
     _check_shape(content)
     common, training = content.get("model", {}), content.get("training", {})
-    cells = [
-        _cell(content["name"], dict(task), row, common, training, seed)
+    trials = [
+        _trial(content["name"], dict(task), row, common, training, seed)
         for task in content["task"]
         for row in itertools.chain.from_iterable(map(_spread, content["row"]))
         for seed in content["seeds"]
     ]
-    _check_labels(cells)
-    for cell in cells:
-        if cell.control is not None:
-            _try_control(cell)
-        if cell.match is None:
-            cell.config()  # refuses what cannot be
+    _check_labels(trials)
+    for trial in trials:
+        if trial.control is not None:
+            _try_control(trial)
+        if trial.match is None:
+            trial.config()  # refuses what cannot be
         else:
-            matched(cell.config(), 1024, cell.tasks()[0].length)  # refuses rows that cannot be sized
-    return Grid(content["name"], tuple(cells))
+            matched(trial.config(), 1024, trial.tasks()[0].length)  # refuses rows that cannot be sized
+    return Grid(content["name"], tuple(trials))
 
 
 def _check_shape(content: dict[str, Any]) -> None:
@@ -157,18 +157,18 @@ def _spread(row: dict[str, Any]) -> Iterator[dict[str, Any]]:
         yield made
 
 
-def _try_control(cell: Cell) -> None:
+def _try_control(trial: Trial) -> None:
     """Refuse a control that cannot be."""
     with torch.device("meta"):
         try:
-            control(DLAForCausalLM(cell.config()), cell.control)
+            control(DLAForCausalLM(trial.config()), trial.control)
         except (ValueError, TypeError) as error:
-            raise ValueError(f"row {cell.label!r}: {error}") from error
+            raise ValueError(f"row {trial.label!r}: {error}") from error
 
 
-def _cell(
+def _trial(
     grid: str, task: dict[str, Any], row: dict[str, Any], common: dict[str, Any], training: dict[str, Any], seed: int
-) -> Cell:
+) -> Trial:
     evaluations = tuple(task.pop("evaluations", ()))
     options = {**common, **{name: value for name, value in row.items() if name not in OWN}}
     known = [f.name for f in fields(DLAConfig)]
@@ -181,7 +181,7 @@ def _cell(
     check_known(f"{where}: training", chosen, [f.name for f in fields(Training)])
     if not isinstance(options.get("memory", ""), str):
         raise ValueError(f"{where}: memory must be text, got {shown(options['memory'])}")
-    made = Cell(
+    made = Trial(
         grid=grid,
         label=row["label"],
         model=spelled_out(options),
@@ -201,16 +201,16 @@ def _cell(
     return made
 
 
-def _check_labels(cells: Iterable[Cell]) -> None:
-    labels = {cell.label: cell for cell in cells}
+def _check_labels(trials: Iterable[Trial]) -> None:
+    labels = {trial.label: trial for trial in trials}
     seen: set[str] = set()
-    for cell in cells:
-        if cell.key in seen:
-            raise ValueError(f"label {cell.label!r} stands for two equal rows")
-        seen.add(cell.key)
-        if cell.match is not None:
-            if cell.match not in labels:
-                near = nearest(cell.match, labels)
-                raise ValueError(f"row {cell.label!r}: match={cell.match!r} is not known; the nearest is {near!r}")
-            if labels[cell.match].match is not None:
-                raise ValueError(f"row {cell.label!r}: match={cell.match!r} is itself sized to another row")
+    for trial in trials:
+        if trial.key in seen:
+            raise ValueError(f"label {trial.label!r} stands for two equal rows")
+        seen.add(trial.key)
+        if trial.match is not None:
+            if trial.match not in labels:
+                near = nearest(trial.match, labels)
+                raise ValueError(f"row {trial.label!r}: match={trial.match!r} is not known; the nearest is {near!r}")
+            if labels[trial.match].match is not None:
+                raise ValueError(f"row {trial.label!r}: match={trial.match!r} is itself sized to another row")

@@ -30,7 +30,7 @@ WIDTH, DPI, FONT = 7.0, 160, 8.5  # inches; at 700 px a point is 1.4 px
 POINT = DPI / 72  # in pixels
 LONGEST = 36  # characters of a label
 BESIDE = 1.03  # where names stand in the right margin, in fractions of the axes' width
-LOOK = {
+LOOK: dict[Any, Any] = {
     "figure.facecolor": "white",
     "font.size": FONT,
     "text.color": INK,
@@ -141,7 +141,7 @@ def _name(ax: Axes, name: str, style: Style, **place: Any) -> Text:
     return ax.text(s=short(name), color=darker, va="center", **place)
 
 
-def _leader(ax: Axes, start: Sequence[float], end: Sequence[float], style: Style) -> None:
+def _leader(ax: Axes, start: Floats, end: tuple[float, float], style: Style) -> None:
     """A thin line in pixels."""
     from matplotlib.lines import Line2D
 
@@ -177,7 +177,7 @@ def spread(values: Sequence[float], gap: float, low: float, high: float) -> list
     return places
 
 
-def _free_place(point: tuple[float, float], size: Bbox, taken: Sequence[Bbox], inside: Bbox) -> Bbox:
+def _free_place(point: Floats, size: Bbox, taken: Sequence[Bbox], inside: Bbox) -> Bbox:
     """The nearest place beside the point, in pixels, with the least of what is taken or outside."""
     from matplotlib.transforms import Bbox
 

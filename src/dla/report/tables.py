@@ -67,10 +67,10 @@ class Table:
     @property
     def texts(self) -> list[list[str]]:
         """What the rows show, their labels first."""
-        kinds = [head.kind for head in self.heads]
+        lines = [zip(row.cells, self.heads, strict=True) for row in self.rows]
         return [
-            [row.label, *(cell.text(*x, self.errors) for cell, *x in zip(row.cells, kinds, strict=True))]
-            for row in self.rows
+            [row.label, *(cell.text(head.kind, self.errors) for cell, head in line)]
+            for row, line in zip(self.rows, lines, strict=True)
         ]
 
     @property

@@ -75,7 +75,7 @@ def draw(runs: Sequence[RunLog]) -> bytes:
     note += "\nMemory: mean of the dynamic layers, band from the lowest to the highest." if len(rows) > 1 else ""
     with drawing(sum(heights) + FOOT) as figure:
         figure.supxlabel(note, x=0.01, ha="left", fontsize=FONT - 1, color=QUIET)
-        top, *lower = figure.subfigures(len(heights), 1, height_ratios=heights)
+        top, *lower = figure.subfigures(len(heights), 1, squeeze=False, height_ratios=heights)[:, 0]
         loss = top.subplots()
         for part, row in zip(lower, rows, strict=True):
             axes = part.subplots(1, len(row), width_ratios=[share for _, _, share in row])
