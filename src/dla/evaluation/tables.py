@@ -11,6 +11,7 @@ from dla.evaluation.results import DECISIVE, Evaluation, TaskResult, task_settin
 from dla.names import check_known
 from dla.report import Cell, Head, Row, Table
 from dla.report.tables import MEASURED, PAPER
+from dla.report.values import grouped
 
 
 def make_table(
@@ -180,12 +181,9 @@ class _Notes:
 
     def titles(self, keys: Iterable[str]) -> dict[str, list[str]]:
         """What those of the tasks are that are not official, and which these are."""
-        found: dict[str, dict[str, None]] = {}
-        for key in keys:
-            for tasks in self.tasks:
-                if key in tasks and not tasks[key].official:
-                    found.setdefault(tasks[key].title, {})[key] = None
-        return {title: list(which) for title, which in found.items()}
+        others = [(key, tasks[key]) for key in keys for tasks in self.tasks if key in tasks]
+        found = grouped((task.title, key) for key, task in others if not task.official)
+        return {title: list(dict.fromkeys(which)) for title, which in found.items()}
 
     def all(self, places: Sequence[Column], rows: Sequence[Row]) -> list[str]:
         """Averages that are missing and why, then metrics and numbers of samples."""
@@ -208,10 +206,8 @@ class _Notes:
         """Rows whose tasks were not all run with the same weights, or may not have been."""
         notes = []
         for name, tasks in zip(self.names, self.tasks, strict=True):
-            found: dict[str, list[str]] = {}
-            for key in self.parts:
-                if _has_value(tasks, key):
-                    found.setdefault(tasks[key].provenance.get("weights", "unknown"), []).append(key)
+            keys = [key for key in self.parts if _has_value(tasks, key)]
+            found = grouped((tasks[key].provenance.get("weights", "unknown"), key) for key in keys)
             if len(found) > 1:
                 told = "; ".join(f"{weights}: {self._list(keys)}" for weights, keys in found.items())
                 notes.append(f"{name} is not one model, its weights differ: {told}.")
@@ -221,33 +217,30 @@ class _Notes:
     def _reason(task: TaskResult | None) -> str:
         return "" if task is None or task.value is not None else task.unavailable or "no reason is given"
 
+    def _rows(self, key: str, figure: Callable[[TaskResult | None], str]) -> dict[str, list[str]]:
+        """The rows by what the figure says of their task; without those of which it says nothing."""
+        found = grouped((figure(tasks.get(key)), name) for name, tasks in zip(self.names, self.tasks, strict=True))
+        return {text: names for text, names in found.items() if text}
+
     def _missing(self, what: str, reason: Callable[[TaskResult | None], str], with_reason: bool = True) -> list[str]:
         """A line for every task and reason, naming the rows unless it is all of them."""
-        notes: dict[str, list[str]] = {}
-        for key in self.parts:
-            found: dict[str, list[str]] = {}
-            for name, tasks in zip(self.names, self.tasks, strict=True):
-                if why := reason(tasks.get(key)):
-                    found.setdefault(why, []).append(name)
-            for why, names in found.items():
-                rows = "" if len(names) == len(self.names) else f" ({', '.join(names)})"
-                text = f": {' '.join(why.split())}{rows}" if with_reason else rows
-                notes.setdefault(text, []).append(key)
+        found = [(key, *pair) for key in self.parts for pair in self._rows(key, reason).items()]
+        told = [
+            (key, why, "" if len(names) == len(self.names) else f" ({', '.join(names)})") for key, why, names in found
+        ]
         if with_reason:
-            return [f"{what}: {self._list([key])}{text}" for text, keys in notes.items() for key in keys]
-        return [f"{what}: {self._list(keys)}{text}" for text, keys in notes.items()]
+            return [f"{what}: {self._list([key])}: {' '.join(why.split())}{rows}" for key, why, rows in told]
+        return [f"{what}: {self._list(keys)}{rows}" for rows, keys in grouped((x[2], x[0]) for x in told).items()]
 
     def _figures(self, what: str, figure: Callable[[TaskResult], str], always: bool = True) -> list[str]:
         """Tasks with the same figure together; with the rows where these differ, or nothing unless they do."""
-        found: dict[str, list[str]] = {}
+        pairs = []
         for key in self.parts:
-            rows: dict[str, list[str]] = {}
-            for name, tasks in zip(self.names, self.tasks, strict=True):
-                if _has_value(tasks, key):
-                    rows.setdefault(figure(tasks[key]), []).append(name)
+            rows = self._rows(key, lambda task: "" if task is None or task.value is None else figure(task))
             told = [text if len(rows) == 1 else f"{text} ({', '.join(names)})" for text, names in rows.items()]
             if told and (always or len(told) > 1):
-                found.setdefault(", ".join(told), []).append(key)
+                pairs.append((", ".join(told), key))
+        found = grouped(pairs)
         if len(found) == 1:
             return [f"{what}: {text}." for text in found]
         texts = [f"{text}: {self._list(keys)}" for text, keys in found.items()]

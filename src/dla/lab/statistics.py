@@ -13,6 +13,7 @@ from functools import cache
 from typing import Any
 
 from dla.report import is_number, one_line, words
+from dla.report.values import grouped
 
 Result = dict[str, Any]
 
@@ -92,26 +93,21 @@ def summarise(results: Iterable[Result], baseline: str | None = None) -> Summary
         baseline: the label (or the name) of the row to which all others of its task are compared.
     """
     runs = sorted(latest(results), key=lambda run: (canonical(run["task"]), run["label"], run["seed"], run["key"]))
-    by_task: dict[str, list[Result]] = {}
-    for run in runs:
-        by_task.setdefault(canonical(run["task"]), []).append(run)
+    by_task = grouped((canonical(run["task"]), run) for run in runs)
     groups = sorted(by_task.values(), key=lambda group: option_order(group[0]["task"]))
     titles = task_titles([group[0]["task"] for group in groups])
     tasks = [_summarise_task(title, group, baseline) for title, group in zip(titles, groups, strict=True)]
     names = sorted({row.name for task in tasks for row in task.rows})
     if baseline is not None and all(task.baseline is None for task in tasks):
         raise ValueError(f"baseline must be one of {', '.join(map(repr, names))}, got {baseline!r}")
-    versions: dict[str, set[str]] = {}
-    for run in runs:
-        for name, version in (run.get("versions") or {}).items():
-            versions.setdefault(name, set()).add(str(version))
+    versions = grouped((name, str(x)) for run in runs for name, x in (run.get("versions") or {}).items())
     return Summary(
         tasks=tasks,
         runs=runs,
         diverged=sum(status(run) == "diverged" for run in runs),
         failed=sum(status(run) == "failed" for run in runs),
         seconds=math.fsum(run["seconds"] for run in runs if is_number(run.get("seconds"))),
-        versions={name: sorted(versions[name]) for name in sorted(versions)},
+        versions={name: sorted(set(versions[name])) for name in sorted(versions)},
         grids=sorted({str(run["grid"]) for run in runs if run.get("grid")}),
         names=names,
     )
@@ -190,11 +186,9 @@ def _summarise_task(title: str, runs: list[Result], baseline: str | None) -> Tas
 
 def _groups(runs: list[Result]) -> dict[str, list[Result]]:
     """The runs of each contender by its name: those with the same label and settings, whatever the seed."""
-    by_label: dict[str, dict[str, list[Result]]] = {}
-    for run in runs:
-        by_label.setdefault(run["label"], {}).setdefault(canonical(_identity(run)), []).append(run)
     named: dict[str, list[Result]] = {}
-    for label, groups in by_label.items():
+    for label, own in grouped((run["label"], run) for run in runs).items():
+        groups = grouped((canonical(_identity(run)), run) for run in own)
         identities = [json.loads(key) for key in groups]
         varied = sorted(
             name for name in {n for i in identities for n in i} if len({canonical(i.get(name)) for i in identities}) > 1
@@ -247,15 +241,15 @@ def _contender(name: str, runs: list[Result], evaluations: list[str]) -> Contend
 
 def by_seed(runs: Iterable[Result], evaluation: str | None = None, name: str = "accuracy") -> dict[int, float]:
     """Accuracy (or loss) of each seed, on the task or on the evaluation of that key; without those that have none."""
-    found: dict[int, list[float]] = {}
+    pairs = []
     for run in runs:
         value = run.get(name)
         if evaluation is not None:
             measured = {canonical(e["task"]): e.get(name) for e in run.get("evaluations") or []}
             value = measured.get(evaluation)
         if is_number(value):
-            found.setdefault(run["seed"], []).append(value)
-    return {seed: statistics.fmean(values) for seed, values in found.items()}
+            pairs.append((run["seed"], value))
+    return {seed: statistics.fmean(values) for seed, values in grouped(pairs).items()}
 
 
 def _find(rows: list[Contender], name: str | None) -> Contender | None:

@@ -2,8 +2,11 @@
 
 import math
 import re
-from collections.abc import Iterator
-from typing import TypeGuard
+from collections.abc import Iterable, Iterator
+from typing import TypeGuard, TypeVar
+
+K = TypeVar("K")
+V = TypeVar("V")
 
 DEEPEST = 32  # how far the values of a file may be nested
 HALF_A_PAIR = re.compile("[\ud800-\udfff]")  # of surrogates, which JSON can hold and no file
@@ -37,6 +40,14 @@ def check_value(value: object, where: str) -> None:
         for text in level:
             if isinstance(text, str) and HALF_A_PAIR.search(text):
                 raise ValueError(f"{where}: text must be Unicode, and there is {shown(text)}")
+
+
+def grouped(pairs: Iterable[tuple[K, V]]) -> dict[K, list[V]]:
+    """The values of each key, both in the order in which they come."""
+    found: dict[K, list[V]] = {}
+    for key, value in pairs:
+        found.setdefault(key, []).append(value)
+    return found
 
 
 def _levels(value: object) -> Iterator[list[object]]:
