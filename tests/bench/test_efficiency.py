@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from dla.bench import efficiency
-from dla.bench.efficiency import NAMES, Worker, build, command, describe, draw, make_plan, measure, run
+from dla.bench.efficiency import NAMES, Worker, command, draw, make_sweep, run
+from dla.bench.efficiency_worker import build, describe, measure
 from dla.models import DLAForCausalLM, preset
 
 MIB = 1 << 20
@@ -62,15 +63,15 @@ def made_up_report(**changes: Any) -> dict[str, Any]:
 
 
 def test_the_scales() -> None:
-    paper = make_plan("paper", None, None, 3, gpu=True)
+    paper = make_sweep("paper", None, None, 3, gpu=True)
     assert (paper.preset, paper.device, paper.dtype) == ("mamba2-780m", "cuda", "bfloat16")
     assert paper.points() == [(b, 128) for b in (1, 2, 4, 8, 16, 32)] + [(1, 2**i) for i in range(8, 15)]
-    slow = make_plan("paper", None, None, 3, gpu=False)
+    slow = make_sweep("paper", None, None, 3, gpu=False)
     assert (slow.preset, slow.device, slow.dtype) == ("mamba2-780m", "cpu", "float32")
-    tiny = make_plan("tiny", None, None, 5, gpu=True)
+    tiny = make_sweep("tiny", None, None, 5, gpu=True)
     assert (tiny.preset, tiny.device, tiny.dtype, tiny.repeats) == ("mamba2-tiny", "cpu", "float32", 5)
     assert tiny.points() == [(1, 128), (2, 128), (4, 128), (8, 128), (1, 512), (1, 2048)]
-    assert make_plan("tiny", **OPTIONS, gpu=False).points() == POINTS
+    assert make_sweep("tiny", **OPTIONS, gpu=False).points() == POINTS
 
 
 @pytest.mark.parametrize("wrong", [{"scale": "papper"}, {"batches": [0]}, {"contexts": []}, {"repeats": 0}])
@@ -192,7 +193,7 @@ def test_the_picture() -> None:
 
 @pytest.mark.slow  # it imports torch and transformers anew
 def test_a_process_of_its_own_gives_the_same_kind_of_answer() -> None:
-    worker = Worker(command(make_plan("tiny", None, None, 1, gpu=False), "log_linear"))
+    worker = Worker(command(make_sweep("tiny", None, None, 1, gpu=False), "log_linear"))
     model = build("mamba2-tiny", "log_linear")
     assert worker.facts()["parameters"] == sum(x.numel() for x in model.parameters())
     answer = worker.ask(batch=1, context=8, repeats=1)

@@ -166,7 +166,7 @@ def test_a_table_is_made_and_its_models_are_kept(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     rows = (reproduce.GDN[0], reproduce.GDN[2])
-    monkeypatch.setitem(reproduce.PLANS, "table1", reproduce.Plan("commonsense", rows, tasks=("piqa",)))
+    monkeypatch.setitem(reproduce.PLANS, "table1", reproduce.TablePlan("commonsense", rows, tasks=("piqa",)))
     small = ["--schedule.steps", "2", "--schedule.warmup", "1", "--data.length", "128", "--model.hidden_size", "32"]
     text = tmp_path / "text.txt"
     text.write_text("the key of the box is under the mat. " * 200)

@@ -8,7 +8,8 @@ import pytest
 from dla.evaluation import compare, show
 from dla.evaluation.paper import columns
 from dla.evaluation.results import Evaluation, TaskResult, write
-from dla.evaluation.tables import Cell, Head, Line, Table, make_table
+from dla.evaluation.tables import make_table
+from dla.report import Cell, Head, Row, Table
 
 RETRIEVAL = ("squad", "triviaqa", "swde", "fda", "nq", "drop")
 RULER = ("niah_single_1", "niah_single_2", "niah_single_3", "niah_multikey_1", "niah_multiquery", "niah_multivalue")
@@ -35,12 +36,12 @@ def ruler(label, values, length="4096", **other):
 
 
 def line(table, label):
-    (found,) = [line for line in table.lines if line.label == label]
+    (found,) = [line for line in table.rows if line.label == label]
     return [cell.value for cell in found.cells]
 
 
 def best(table):
-    return [[i for i, cell in enumerate(line.cells) if cell.best] for line in table.lines]
+    return [[i for i, cell in enumerate(line.cells) if cell.best] for line in table.rows]
 
 
 def cells(markdown):
@@ -126,17 +127,17 @@ def test_standard_errors_on_request():
     assert "±" not in make_table([A], "retrieval").markdown()
     table = make_table([A], "retrieval", errors=True)
     assert cells(table.markdown())[2][1] == "10.0 ± 3.0"
-    assert table.lines[0].cells[-1].stderr == pytest.approx(3.0 * 6**0.5 / 6)
+    assert table.rows[0].cells[-1].stderr == pytest.approx(3.0 * 6**0.5 / 6)
 
 
 def test_rows_of_the_paper():
     table = make_table([A], "retrieval", paper_rows=True, baseline="Mamba-2 (paper)")
-    assert [line.label for line in table.lines[:2]] == ["A", "Mamba-2 (paper)"]
-    assert len(table.lines) == 7
+    assert [line.label for line in table.rows[:2]] == ["A", "Mamba-2 (paper)"]
+    assert len(table.rows) == 7
     assert line(table, "GDN + DLA (paper)")[:-1] == [27.3, 33.8, 51.7, 22.2, 12.1, 25.8, 28.8]
     assert line(table, "Mamba-2 + DLA (paper)")[-1] == pytest.approx(100 * 4.2 / 9.5)
     assert any(note.startswith("(paper): the paper's numbers") for note in table.notes)
-    assert not make_table([A], "retrieval").lines[1:]
+    assert not make_table([A], "retrieval").rows[1:]
 
 
 def test_the_paper_alone():
@@ -147,7 +148,7 @@ def test_the_paper_alone():
     budget = make_table([], "budget", paper_rows=True)
     assert [head.label for head in budget.heads] == ["LAMBADA", "PIQA", "HellaSwag", "WinoGrande", "RULER"]
     assert line(budget, "Mamba-2 + DLA, K=20 (paper)") == [22.7, 64.9, 29.3, 50.1, 56.3]
-    assert len(make_table([], "ablation", paper_rows=True).lines) == 8
+    assert len(make_table([], "ablation", paper_rows=True).rows) == 8
 
 
 def test_ruler_by_length():
@@ -167,7 +168,7 @@ def test_ruler_by_length():
 def test_the_paper_is_never_beside_other_tasks():
     style = ruler("A", [60.0] * 6, official=False, title="RULER-style")
     table = make_table([style], "ruler", paper_rows=True)
-    assert [line.label for line in table.lines] == ["A"]
+    assert [line.label for line in table.rows] == ["A"]
     assert table.title == "RULER-style"
     assert {head.heading for head in table.heads} == {"RULER-style 4K"}
     assert "† not official (RULER-style): all." in table.notes
@@ -212,7 +213,7 @@ def test_official_and_other_tasks_are_not_held_against_each_other():
 def test_equal_labels_are_told_apart():
     one, two = model("A", [1.0] * 6), model("A", [2.0] * 6)
     two.model = "out/other"
-    labels = [line.label for line in make_table([one, two, two], "retrieval").lines]
+    labels = [line.label for line in make_table([one, two, two], "retrieval").rows]
     assert labels == ["A [out/A]", "A [out/other]", "A [out/other] #2"]
 
 
@@ -241,7 +242,7 @@ def test_parts_of_ruler_keep_its_name():
     table = make_table([part], "ruler", paper_rows=True)
     assert table.title == "RULER" and {head.heading for head in table.heads} == {"RULER 4K"}
     assert all(head.label.endswith("†") for head in table.heads)
-    assert [line.paper for line in table.lines] == [False]
+    assert [line.source for line in table.rows] == ["measured"]
     assert "† not official (2 of 500 samples): all." in table.notes
     style = ruler("A", [60.0] * 6, official=False, title="RULER-style; 2 of 500 samples")
     style.tasks[0].title = "2 of 500 samples"
@@ -254,8 +255,8 @@ def test_parts_of_ruler_keep_its_name():
 
 def odd_table(label=r"50% & _a_{b}$#~^\<|>", note="τ ± 1 −"):
     heads = [Head("x_1", "one", "value"), Head("y", "one", "value"), Head("Avg.", "", "average")]
-    lines = [Line(label, False, [Cell(1.0, 0.5, 3, True), Cell(None), Cell(2.25)])]
-    lines.append(Line("P (paper)", True, [Cell(0.5), Cell(99.96), Cell(None)]))
+    lines = [Row(label, "measured", [Cell(1.0, 0.5, 3, True), Cell(None), Cell(2.25)])]
+    lines.append(Row("P (paper)", "paper", [Cell(0.5), Cell(99.96), Cell(None)]))
     return Table("odd", "An odd one", heads, lines, [note])
 
 

@@ -11,13 +11,13 @@ from dla.evaluation.compare import as_text, compare
 from dla.evaluation.local import READERS, local_rows
 from dla.evaluation.request_cache import RequestCache
 from dla.evaluation.results import Evaluation, TaskResult
-from dla.evaluation.show import FORMATS as TABLE_FORMATS
 from dla.evaluation.show import present
 from dla.evaluation.tables import make_table
 from dla.lab import report
-from dla.lab.cell import Cell, Training, run_cell
 from dla.lab.grid import read_grid
 from dla.lab.run import read_results
+from dla.lab.trial import Training, Trial, run_trial
+from dla.report.tables import FORMATS as TABLE_FORMATS
 from tests.fuzz.formats import Format
 from tests.fuzz.mutate import JSON, JSON_LINES, TOML
 
@@ -79,7 +79,7 @@ def _read_grid(folder: Path) -> Any:
 
 def _make_results(folder: Path) -> None:
     """Runs of two rows, three seeds each; one diverged."""
-    cell = Cell(
+    trial = Trial(
         grid="small",
         label="DLA",
         model={"backbone": "linear", "memory": "dynamic", "hidden_size": 8, "num_hidden_layers": 1, "capacity": 3},
@@ -88,7 +88,7 @@ def _make_results(folder: Path) -> None:
         training=Training(steps=2, batch=2, evaluate_every=1, evaluation_batch=2),
         evaluations=({"length": 12},),
     )
-    found = {**run_cell(cell), "seconds": 1.5}
+    found = {**run_trial(trial), "seconds": 1.5}
     lines = []
     for label in ("DLA", "single"):
         for seed in range(3):

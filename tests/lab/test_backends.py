@@ -9,8 +9,8 @@ import pytest
 import torch
 
 import dla.lab
-from dla.lab.cell import Cell
 from dla.lab.grid import read_grid
+from dla.lab.trial import Trial
 from dla.models import DLAForCausalLM
 from dla.ops import backends
 from dla.ops.cpu import library
@@ -23,32 +23,32 @@ STEPS = 20
 pytestmark = pytest.mark.skipif(library.missing() is not None, reason="the kernels were not built")
 
 
-def cells() -> dict[str, Cell]:
-    demo = {f"demo: {cell.label}": cell for cell in read_grid(DEMO).cells if "as large" not in cell.label}
-    rows = read_grid(STUDY / "backbones.toml").cells
-    study = {f"study: {cell.label}": cell for cell in reversed(rows) if cell.label.endswith(("rules", "by token"))}
+def trials() -> dict[str, Trial]:
+    demo = {f"demo: {trial.label}": trial for trial in read_grid(DEMO).trials if "as large" not in trial.label}
+    rows = read_grid(STUDY / "backbones.toml").trials
+    study = {f"study: {trial.label}": trial for trial in reversed(rows) if trial.label.endswith(("rules", "by token"))}
     assert len(demo) == 4 and len(study) == 4
     soft = {f"{name}, soft": replace(x, training=replace(x.training, gate="soft")) for name, x in study.items()}
     return demo | study | soft
 
 
-def losses(cell: Cell) -> list[float]:
-    torch.manual_seed(cell.seed)
-    trainer, (task, *_) = cell.training.trainer(DLAForCausalLM(cell.config())), cell.tasks()
+def losses(trial: Trial) -> list[float]:
+    torch.manual_seed(trial.seed)
+    trainer, (task, *_) = trial.training.trainer(DLAForCausalLM(trial.config())), trial.tasks()
     found = []
     for step in range(STEPS):
-        batch = task.sample(cell.training.batch, cell.seed * 1_000_000 + step)
+        batch = task.sample(trial.training.batch, trial.seed * 1_000_000 + step)
         found.append(float(trainer.step(step, [Micro(batch.ids, batch.targets)]).loss))
     return found
 
 
-@pytest.mark.parametrize("name", cells())
+@pytest.mark.parametrize("name", trials())
 def test_the_first_steps_are_those_of_torch(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    cell = cells()[name]
+    trial = trials()[name]
     with dla.record() as ran:
-        found = losses(cell)
+        found = losses(trial)
     assert {one.backend for one in ran if one.stage == "attend"} == {"cpu"}
     monkeypatch.setitem(backends.TABLE, "attend", tuple(r for r in backends.TABLE["attend"] if r.backend == "chunked"))
-    expected = losses(cell)
+    expected = losses(trial)
     assert max(found) - min(found) > 1e-3  # something was learned
     assert found == pytest.approx(expected, rel=2e-4)

@@ -34,25 +34,25 @@ def changed(**changes):
 
 
 def test_cells():
-    cells = make_grid(CONTENT).cells
-    assert [cell.label for cell in cells[::2]] == ["single", "DLA tau=0.4", "DLA tau=0.6", "as large"]
-    assert {cell.seed for cell in cells} == {0, 1}
-    assert len({cell.key for cell in cells}) == len(cells) == 8
-    assert [cell.training.lr for cell in cells[::2]] == [1e-3, 0.01, 0.01, 1e-3]
-    assert {cell.training.steps for cell in cells} == {20}
-    config = cells[2].config()
+    trials = make_grid(CONTENT).trials
+    assert [trial.label for trial in trials[::2]] == ["single", "DLA tau=0.4", "DLA tau=0.6", "as large"]
+    assert {trial.seed for trial in trials} == {0, 1}
+    assert len({trial.key for trial in trials}) == len(trials) == 8
+    assert [trial.training.lr for trial in trials[::2]] == [1e-3, 0.01, 0.01, 1e-3]
+    assert {trial.training.steps for trial in trials} == {20}
+    config = trials[2].config()
     assert (config.tau, config.capacity, config.max_position_embeddings) == (0.4, 4, 48)
-    assert config.vocab_size == cells[2].tasks()[0].vocab_size
-    assert [task.length for task in cells[2].tasks()] == [24, 48]
+    assert config.vocab_size == trials[2].tasks()[0].vocab_size
+    assert [task.length for task in trials[2].tasks()] == [24, 48]
 
 
 def test_keys_do_not_change_from_call_to_call():
-    assert [cell.key for cell in make_grid(CONTENT).cells] == [cell.key for cell in make_grid(CONTENT).cells]
+    assert [trial.key for trial in make_grid(CONTENT).trials] == [trial.key for trial in make_grid(CONTENT).trials]
 
 
 def test_none_can_be_written():
-    (cell,) = make_grid(changed(seeds=[0], row=[{"label": "DLA(I)", "memory": "dynamic", "capacity": "none"}])).cells
-    assert cell.config().capacity is None
+    (trial,) = make_grid(changed(seeds=[0], row=[{"label": "DLA(I)", "memory": "dynamic", "capacity": "none"}])).trials
+    assert trial.config().capacity is None
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from dla.lab import report
 from dla.lab.plots import learning_curve, length_evaluations
 from dla.lab.report import load, markdown, read, summarise, task_table, write_report
 from dla.lab.statistics import difference, estimate, option_text, t_quantile
-from dla.plotting import spread, styles
+from dla.report.plots import spread, styles
 
 RECALL = {"name": "recall", "length": 96, "pairs": 16, "gap": "between"}
 VOID = {"meta", "img", "br"}
@@ -170,7 +170,7 @@ def test_equal_means_are_both_the_best():
 
 def test_one_seed_has_a_dash_and_is_not_tested():
     (task,) = summarise([result("A", accuracy=0.9), result("B", accuracy=0.1)]).tasks
-    assert [cells[1] for cells in task_table(task).cells] == ["0.900 ± –", "0.100 ± – ?", "0.016"]
+    assert [cells[1] for cells in task_table(task).texts] == ["0.900 ± –", "0.100 ± – ?", "0.016"]
 
 
 def test_differences_to_the_baseline():
@@ -183,7 +183,7 @@ def test_differences_to_the_baseline():
     assert change["unstable"].n == 2
     table = task_table(task)
     column = table.header.index("vs plain")
-    assert [cells[column] for cells in table.cells] == [
+    assert [cells[column] for cells in table.texts] == [
         "+0.350 ± 0.129",
         "+0.187 ± 0.029",  # 0.20, 0.18, 0.18
         "–",
@@ -218,7 +218,7 @@ def test_a_row_of_which_nothing_is_left_comes_last(tmp_path):
     lost = [result("gone", seed, math.nan, diverged=True) for seed in (0, 1)]
     (task,) = summarise(lost + seeds("A", [0.1, 0.2])).tasks
     assert task.rows[-1].accuracy is None
-    assert task_table(task).cells[1][:3] == ["gone", "–", "0 (2 diverged)"]
+    assert task_table(task).texts[1][:3] == ["gone", "–", "0 (2 diverged)"]
     write_report(lost, tmp_path)
     assert "0 (2 diverged)" in (tmp_path / "report.md").read_text()
 
@@ -234,20 +234,20 @@ def test_evaluations_have_columns_of_their_own():
     assert [title for title, _ in task.evaluations] == ["length 384", "length 384, 64 pairs", "length 1024"]
     table = task_table(task)
     assert table.header[3:6] == ["length 384", "length 384, 64 pairs", "length 1024"]
-    assert table.cells[0][3:6] == ["0.600 ± – (n 1)", "0.400 ± – (n 1)", "0.200 ± 0.000"]
-    assert table.cells[1][3:6] == ["0.250 ± –", "–", "–"]
+    assert table.texts[0][3:6] == ["0.600 ± – (n 1)", "0.400 ± – (n 1)", "0.200 ± 0.000"]
+    assert table.texts[1][3:6] == ["0.250 ± –", "–", "–"]
 
 
 def test_matched_rows_say_to_what_and_how_closely():
     (task,) = summarise(GRID).tasks
-    assert "wide (matched to DLA, 0.98× its bytes)" in [cells[0] for cells in task_table(task).cells]
+    assert "wide (matched to DLA, 0.98× its bytes)" in [cells[0] for cells in task_table(task).texts]
 
 
 def test_memory_figures_are_those_of_the_rows_that_have_any():
     table = task_table(summarise(GRID).tasks[0])
     assert table.header[-3:] == ["boundary rate", "live states", "W"]
-    assert table.cells[0][-3:] == ["0.40", "9.20", "5.10"]
-    assert table.cells[1][-3:] == ["–", "–", "–"]
+    assert table.texts[0][-3:] == ["0.40", "9.20", "5.10"]
+    assert table.texts[1][-3:] == ["–", "–", "–"]
 
 
 def test_other_settings_make_another_row():

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from dla import lab
-from dla.lab.cell import Cell, Training, run_cell
 from dla.lab.grid import make_grid
 from dla.lab.measure import matched
 from dla.lab.run import read_results, run, run_grid, sized
+from dla.lab.trial import Training, Trial, run_trial
 from tests.lab.test_grid import CONTENT
 
 DEMO = Path(lab.__file__).parent / "grids" / "demo.toml"
@@ -27,10 +27,10 @@ def small(**changes):
 
 
 def test_a_cell_is_the_same_again():
-    cell = small().cells[1]
-    first, second = run_cell(cell), run_cell(cell)
+    trial = small().trials[1]
+    first, second = run_trial(trial), run_trial(trial)
     assert all(first[name] == second[name] for name in SAME)
-    assert first["key"] == cell.key
+    assert first["key"] == trial.key
     assert len(first["curve"]) == 2
     assert first["memory"]["live_states"] <= 4
     assert 0 < first["skipping"]["read_at_0.1"] <= first["skipping"]["read_at_0.01"] <= 4
@@ -41,16 +41,16 @@ def test_a_cell_is_the_same_again():
 def test_training_learns():
     task = {"name": "recall", "pairs": 2, "length": 8, "keys": 4, "values": 4}
     model = {**CONTENT["model"], "hidden_size": 32, "head_k_dim": 16, "head_v_dim": 16}
-    result = run_cell(Cell("g", "x", model, task, 0, Training(steps=150, lr=1e-2, evaluation_batch=128)))
+    result = run_trial(Trial("g", "x", model, task, 0, Training(steps=150, lr=1e-2, evaluation_batch=128)))
     assert result["curve"][0][1] > result["loss"]
     assert result["accuracy"] > 0.6 > 2 * result["chance"]
     assert not result["diverged"]
 
 
 def test_divergence_is_reported():
-    cell = small().cells[0]
-    broken = Cell("g", "x", cell.model, cell.task, 0, Training(steps=30, lr=1e30, clip=1e30, evaluation_batch=8))
-    assert run_cell(broken)["diverged"]
+    trial = small().trials[0]
+    broken = Trial("g", "x", trial.model, trial.task, 0, Training(steps=30, lr=1e30, clip=1e30, evaluation_batch=8))
+    assert run_trial(broken)["diverged"]
 
 
 @pytest.fixture(scope="module")
@@ -62,7 +62,7 @@ def whole(tmp_path_factory):
 def test_results_are_those_of_the_grid(whole):
     results, file = whole
     grid = small()
-    assert [result["key"] for result in results] == [cell.key for cell in grid.cells]
+    assert [result["key"] for result in results] == [trial.key for trial in grid.trials]
     assert sorted(map(json.dumps, read_results(file))) == sorted(map(json.dumps, results))
     by_label = {result["label"]: result for result in results}
     target = by_label["DLA tau=0.6"]["state_bytes"]
@@ -108,18 +108,18 @@ def test_kill(tmp_path):
         time.sleep(0.1)
     assert not living(process.pid)
     before = read_results(tmp_path / "results.jsonl")
-    assert 0 < len(before) < len(small().cells)
+    assert 0 < len(before) < len(small().trials)
     subprocess.run([sys.executable, str(tmp_path / "go.py")], env=environment, check=True)
     after = read_results(tmp_path / "results.jsonl")
     assert after[: len(before)] == before
-    assert {r["key"] for r in after} == {c.key for c in small().cells}
+    assert {r["key"] for r in after} == {c.key for c in small().trials}
 
 
 def test_matched_sizes():
-    cells = make_grid(CONTENT).cells
-    single = cells[0].config()
+    trials = make_grid(CONTENT).trials
+    single = trials[0].config()
     assert matched(single, 2 * 2 * 8 * 4 * 23.4, 24) == {"head_k_dim": 23}
-    softmax = make_grid({**CONTENT, "row": [{"label": "s", "backbone": "softmax", "num_attention_heads": 2}]}).cells[0]
+    softmax = make_grid({**CONTENT, "row": [{"label": "s", "backbone": "softmax", "num_attention_heads": 2}]}).trials[0]
     a_token = 2 * 2 * 16 * 4  # layers, keys and values, width, float32
     assert matched(softmax.config(), a_token * 1.0, 24) == {"window": 1}
     assert matched(softmax.config(), a_token * 12.5, 24) == {"window": 24}
@@ -152,12 +152,12 @@ def test_a_damaged_line_in_the_middle_is_one_line_of_error(line, whole, tmp_path
 def test_a_result_without_bytes_cannot_size_another_row(tmp_path, capsys):
     """What is in a results file may be anything; the rows that are matched to it need a number."""
     grid = small()
-    base = next(cell for cell in grid.cells if cell.label == "DLA tau=0.6")
+    base = next(trial for trial in grid.trials if trial.label == "DLA tau=0.6")
     for odd in ("many", None, -1, [1]):
         with pytest.raises(
             ValueError, match=r"the result of row 'DLA tau=0.6', seed 0: 'state_bytes' must be a number"
         ):
-            sized(grid.cells[-1], grid, {base.key: {"key": base.key, "state_bytes": odd}})
+            sized(grid.trials[-1], grid, {base.key: {"key": base.key, "state_bytes": odd}})
 
 
 def end_worker(*_):

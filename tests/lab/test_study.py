@@ -19,4 +19,4 @@ def test_tables_are_those_of_the_results(document, capsys):
 @pytest.mark.parametrize("path", sorted((ROOT / "study").glob("*.toml")), ids=lambda path: path.stem)
 def test_grids_can_be_read(path):
     grid = read_grid(path)
-    assert grid.name == path.stem and grid.cells
+    assert grid.name == path.stem and grid.trials

@@ -9,7 +9,7 @@ pytest.importorskip("matplotlib")
 
 from matplotlib.figure import Figure
 
-from dla.plotting import LONGEST
+from dla.report.plots import LONGEST
 from dla.training.plots import names, read_run, run, series, smoothed
 
 

@@ -7,12 +7,9 @@ point by point, so that what else the machine does falls on all of them.
 
 from __future__ import annotations
 
-import ctypes
 import json
-import statistics
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
@@ -21,28 +18,12 @@ from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
 
 from dla.bench.common import machine
-from dla.bench.timing import peak_extra_bytes
-from dla.inspect.observe import observe
-from dla.machine import keep_freed_memory
-from dla.models import DLAForCausalLM, preset
 from dla.names import check_known
-from dla.plotting import (
-    FONT,
-    INK,
-    QUIET,
-    Style,
-    bytes_text,
-    label_ends,
-    new_figure,
-    png,
-    room_for,
-    styles,
-    tidy,
-)
 from dla.report import table
+from dla.report.plots import FONT, NO_MATPLOTLIB, QUIET, Style, drawing, label_ends, png, styles
+from dla.report.words import bytes_text, count_text
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -50,19 +31,16 @@ if TYPE_CHECKING:
 
 NAMES = {"single": "Vanilla", "log_linear": "Log-Linear", "dynamic": "DLA"}
 CONTEXT, BATCH = 128, 1  # of the points over batch sizes, and over contexts
+FIGURES = {"tokens/s": "Throughput, tokens/s", "runtime bytes": "Runtime memory"}
 LINE = 120  # characters of the note below the picture
-OBSERVED = 128  # tokens in which boundaries are counted
 MEASURED = "prefill of the context and one decoded token"
 PAPER = "Mamba-2 780M on one A100: DLA above Log-Linear in throughput and below it in memory"
-MALLOC_DEFAULT = 1 << 17  # bytes: glibc's thresholds as a process starts
-HEIGHT, PANEL, FOOT = 5.6, 1.55, 1.05  # inches: the picture, one of its panels, and what is below them
-START, BETWEEN = 0.098, 0.105  # of the left panels, and between columns, in fractions of the width
 
-Row = dict[str, Any]
+Report = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Plan:
+class Sweep:
     """What is measured."""
 
     preset: str
@@ -78,8 +56,8 @@ class Plan:
 
 
 SCALES = {
-    "paper": Plan("mamba2-780m", tuple(2**i for i in range(6)), tuple(2**i for i in range(7, 15))),
-    "tiny": Plan("mamba2-tiny", (1, 2, 4, 8), (128, 512, 2048)),
+    "paper": Sweep("mamba2-780m", tuple(2**i for i in range(6)), tuple(2**i for i in range(7, 15))),
+    "tiny": Sweep("mamba2-tiny", (1, 2, 4, 8), (128, 512, 2048)),
 }
 
 
@@ -103,20 +81,20 @@ def run(
     try:
         import matplotlib  # noqa: F401  -- known to be missing before the long work, not after it
 
-        plan = make_plan(scale, batches, contexts, repeats, torch.cuda.is_available())
+        sweep = make_sweep(scale, batches, contexts, repeats, torch.cuda.is_available())
     except ImportError:
-        error: object = "the figure needs matplotlib: pip install 'dynamic-linear-attention[plot]'"
+        error: object = f"the figure needs matplotlib: {NO_MATPLOTLIB}"
     except ValueError as caught:
         error = caught
     else:
-        return _run(scale, plan, out or Path("out/reproduce") / scale, as_json)
+        return _run(scale, sweep, out or Path("out/reproduce") / scale, as_json)
     print(f"dla reproduce efficiency: {error}", file=sys.stderr)
     return 2
 
 
-def make_plan(
+def make_sweep(
     scale: str, batches: Sequence[int] | None, contexts: Sequence[int] | None, repeats: int, gpu: bool
-) -> Plan:
+) -> Sweep:
     """What to measure at a scale, with its sizes replaced by those given. ``gpu``: whether there is one."""
     check_known("scale", [scale], SCALES)
     own = SCALES[scale]
@@ -126,20 +104,20 @@ def make_plan(
         if not values or min(values) < 1:
             raise ValueError(f"{name} must be at least 1, got {min(values) if values else 'none'}")
     device, dtype = ("cuda", "bfloat16") if gpu and scale == "paper" else ("cpu", "float32")
-    return Plan(own.preset, tuple(sorted(set(batches))), tuple(sorted(set(contexts))), device, dtype, repeats)
+    return Sweep(own.preset, tuple(sorted(set(batches))), tuple(sorted(set(contexts))), device, dtype, repeats)
 
 
-def _run(scale: str, plan: Plan, out: Path, as_json: bool) -> int:
-    if scale == "paper" and plan.device == "cpu":
-        print(f"No GPU found: {plan.preset} in float32 on the CPU takes hours.", file=sys.stderr, flush=True)
+def _run(scale: str, sweep: Sweep, out: Path, as_json: bool) -> int:
+    if scale == "paper" and sweep.device == "cpu":
+        print(f"No GPU found: {sweep.preset} in float32 on the CPU takes hours.", file=sys.stderr, flush=True)
     out.mkdir(parents=True, exist_ok=True)
     file = out / "efficiency.json"
 
-    def keep(report: Row) -> None:
+    def keep(report: Report) -> None:
         file.write_text(json.dumps(report, indent=2) + "\n")
 
     try:
-        report = collect(scale, plan, keep)
+        report = collect(scale, sweep, keep)
     except RuntimeError as error:
         print(f"dla reproduce efficiency: {error}", file=sys.stderr)
         return 1
@@ -151,23 +129,23 @@ def _run(scale: str, plan: Plan, out: Path, as_json: bool) -> int:
     return 1 if any("failed" in row for row in report["rows"]) else 0
 
 
-def collect(scale: str, plan: Plan, keep: Callable[[Row], None]) -> Row:
+def collect(scale: str, sweep: Sweep, keep: Callable[[Report], None]) -> Report:
     """Measure every point with every memory in turn; the report. ``keep`` gets what there is after each of them."""
     from tqdm import tqdm  # type: ignore[import-untyped]
 
     with ExitStack() as stack:
-        workers = {memory: stack.enter_context(closing(Worker(command(plan, memory)))) for memory in NAMES}
+        workers = {memory: stack.enter_context(closing(Worker(command(sweep, memory)))) for memory in NAMES}
         models = {memory: worker.facts() for memory, worker in workers.items()}
-        rows: list[Row] = []
+        rows: list[Report] = []
         report = {
             "scale": scale,
-            "preset": plan.preset,
+            "preset": sweep.preset,
             "device": models["single"]["device"],
-            "dtype": plan.dtype,
+            "dtype": sweep.dtype,
             "measured": MEASURED,
-            "repeats": plan.repeats,
-            "batches": plan.batches,
-            "contexts": plan.contexts,
+            "repeats": sweep.repeats,
+            "batches": sweep.batches,
+            "contexts": sweep.contexts,
             "weights": "random",
             "boundary rate": models["dynamic"]["boundary rate"],
             "note": note(models["dynamic"]["boundary rate"]),
@@ -176,11 +154,11 @@ def collect(scale: str, plan: Plan, keep: Callable[[Row], None]) -> Row:
             "models": models,
             "rows": rows,
         }
-        bar = stack.enter_context(tqdm(total=len(plan.points()) * len(NAMES), desc="efficiency", disable=None))
-        for batch, context in plan.points():
+        bar = stack.enter_context(tqdm(total=len(sweep.points()) * len(NAMES), desc="efficiency", disable=None))
+        for batch, context in sweep.points():
             for memory, worker in workers.items():
                 rows.append({"memory": memory, "batch": batch, "context": context})
-                rows[-1] |= worker.ask(batch=batch, context=context, repeats=plan.repeats)
+                rows[-1] |= worker.ask(batch=batch, context=context, repeats=sweep.repeats)
                 bar.write(_line(rows[-1]), file=sys.stderr)
                 bar.update()
                 keep(report)
@@ -197,7 +175,7 @@ def note(rate: float) -> str:
     return f"The weights are random, and with them {100 * rate:.1f} % of the tokens open a state; each costs DLA time."
 
 
-def against_log_linear(rows: Sequence[Row]) -> dict[str, list[float]]:
+def against_log_linear(rows: Sequence[Report]) -> dict[str, list[float]]:
     """The smallest and the largest ratio of DLA's figures to Log-Linear's, over the points that both have."""
     found: dict[str, list[float]] = {}
     for name in ("tokens/s", "runtime bytes"):
@@ -208,9 +186,9 @@ def against_log_linear(rows: Sequence[Row]) -> dict[str, list[float]]:
     return found
 
 
-def text(report: Row) -> str:
+def text(report: Report) -> str:
     """The figures as a table, a line for each point, with what is to be said about them."""
-    shown: dict[tuple[int, int], Row] = {}
+    shown: dict[tuple[int, int], Report] = {}
     columns = {"tok/s": ("tokens/s", 1), "MiB": ("runtime bytes", 1 << 20)}
     for unit, (name, size) in columns.items():
         for row in report["rows"]:
@@ -233,7 +211,7 @@ def text(report: Row) -> str:
     return "\n\n".join(part for part in said if part)
 
 
-def _line(row: Row) -> str:
+def _line(row: Report) -> str:
     figures = f"failed: {row['failed']}" if "failed" in row else f"{row['tokens/s']:.4g} tokens/s"
     if row.get("runtime bytes") is not None:
         figures += f", {bytes_text(row['runtime bytes'])}"
@@ -243,10 +221,10 @@ def _line(row: Row) -> str:
 # The processes.
 
 
-def command(plan: Plan, memory: str) -> list[str]:
-    """What starts the process of a memory: it runs ``main``."""
-    model = {"name": plan.preset, "memory": memory, "device": plan.device, "dtype": plan.dtype}
-    return [sys.executable, "-m", "dla.bench.efficiency", json.dumps(model)]
+def command(sweep: Sweep, memory: str) -> list[str]:
+    """What starts the process of a memory."""
+    model = {"name": sweep.preset, "memory": memory, "device": sweep.device, "dtype": sweep.dtype}
+    return [sys.executable, "-m", "dla.bench.efficiency_worker", json.dumps(model)]
 
 
 class Worker:
@@ -258,15 +236,15 @@ class Worker:
 
     def _start(self) -> None:
         self.process = subprocess.Popen(self.command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        self._facts: Row | None = None
+        self._facts: Report | None = None
 
-    def facts(self) -> Row:
+    def facts(self) -> Report:
         """What there is to say about the model itself. Raises RuntimeError if the process ended without a word."""
         if self._facts is None:
             self._facts = self._read()
         return self._facts
 
-    def ask(self, **point: int) -> Row:
+    def ask(self, **point: int) -> Report:
         """The figures of a point, or {"failed": why not}."""
         if self.process.poll() is not None:
             self._start()
@@ -279,13 +257,13 @@ class Worker:
         except (RuntimeError, BrokenPipeError) as error:
             return {"failed": str(error)}
 
-    def _read(self) -> Row:
+    def _read(self) -> Report:
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
         if not line:
             code = self.process.wait()
             raise RuntimeError(f"the process ended with exit code {code}" + " (out of memory?)" * (code == -9))
-        answer: Row = json.loads(line)
+        answer: Report = json.loads(line)
         return answer
 
     def close(self) -> None:
@@ -293,149 +271,39 @@ class Worker:
         self.process.communicate()
 
 
-def main(arguments: str) -> None:
-    """Build a model, print what there is to say about it, then measure one point for each line that comes in."""
-    model = build(**json.loads(arguments))
-    print(json.dumps(describe(model)), flush=True)
-    for line in sys.stdin:
-        print(json.dumps(measure(model, **json.loads(line))), flush=True)
-
-
-def build(name: str, memory: str, device: str = "cpu", dtype: str = "float32") -> DLAForCausalLM:
-    """A model of random weights, the same each time."""
-    torch.manual_seed(0)
-    with torch.device(device):
-        return DLAForCausalLM(preset(name, memory)).to(getattr(torch, dtype)).eval()
-
-
-@torch.inference_mode()
-def describe(model: DLAForCausalLM) -> Row:
-    """Sizes, the device, and for DLA how often a token opens a state. Loads what a first call loads."""
-    ids = _tokens(model, 1, OBSERVED)
-    _go(model, ids)
-    facts: Row = {
-        "parameters": sum(x.numel() for x in model.parameters()),
-        "weight bytes": _weight_bytes(model),
-        "device": torch.cuda.get_device_name() if model.device.type == "cuda" else "CPU",
-        "threads": torch.get_num_threads(),
-    }
-    if model.config.dynamic:
-        with observe(model) as seen:
-            model(ids, use_cache=False, logits_to_keep=1)
-        facts["boundary rate"] = statistics.mean(x.boundary.double().mean().item() for x in seen)
-    return facts
-
-
-@torch.inference_mode()
-def measure(model: DLAForCausalLM, *, batch: int, context: int, repeats: int) -> Row:
-    """Throughput and memory of a point, with the medians of its two parts; or {"failed": why not}."""
-    ids = _tokens(model, batch, context)
-    try:
-        peak = _runtime_bytes(model, ids)
-        times = [_go(model, ids) for _ in range(repeats)]
-    except RuntimeError as error:  # torch says so of memory that is not there, on either device
-        lacking = isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)
-        return {"failed": "out of memory" if lacking else str(error).partition("\n")[0]}
-    finally:
-        if model.device.type == "cuda":
-            torch.cuda.empty_cache()  # the other models share the device
-    seconds = statistics.median(sum(parts) for parts in times)
-    return {
-        "tokens/s": batch * (context + 1) / seconds,
-        "runtime bytes": peak,
-        "seconds": seconds,
-        "prefill seconds": statistics.median(prefill for prefill, _ in times),
-        "decode seconds": statistics.median(decode for _, decode in times),
-    }
-
-
-def _go(model: DLAForCausalLM, ids: Tensor) -> tuple[float, float]:
-    """Read the context and decode a token: the seconds of each."""
-    start = _now(model)
-    out = model(ids, use_cache=True, logits_to_keep=1)
-    middle = _now(model)
-    model(out.logits[:, -1:].argmax(-1), past_key_values=out.past_key_values, use_cache=True)
-    return middle - start, _now(model) - middle
-
-
-def _now(model: DLAForCausalLM) -> float:
-    if model.device.type == "cuda":
-        torch.cuda.synchronize()
-    return time.perf_counter()
-
-
-def _runtime_bytes(model: DLAForCausalLM, ids: Tensor) -> int | None:
-    """The peak of memory beside the weights: what torch allocates on a GPU, resident memory on a CPU (Linux only)."""
-    if model.device.type == "cuda":
-        _go(model, ids)  # kernels are chosen in a first call, and that takes memory of its own
-        torch.cuda.reset_peak_memory_stats()
-        _go(model, ids)
-        return torch.cuda.max_memory_allocated() - _weight_bytes(model)
-    if sys.platform != "linux":
-        return None
-    _hand_back_freed_memory()
-    peak = peak_extra_bytes(lambda: _go(model, ids))
-    keep_freed_memory()  # for the times
-    return peak
-
-
-def _hand_back_freed_memory() -> None:
-    """Give the system what is free, and from now on what becomes free: then resident memory is memory in use.
-
-    Where the C library cannot (it is not glibc) peaks after the first may come out too low.
-    """
-    library = ctypes.CDLL(None)
-    if hasattr(library, "mallopt") and hasattr(library, "malloc_trim"):
-        library.mallopt(-3, MALLOC_DEFAULT)  # M_MMAP_THRESHOLD
-        library.mallopt(-1, MALLOC_DEFAULT)  # M_TRIM_THRESHOLD
-        library.malloc_trim(0)
-
-
-def _weight_bytes(model: DLAForCausalLM) -> int:
-    return sum(x.numel() * x.element_size() for x in model.parameters())
-
-
-def _tokens(model: DLAForCausalLM, batch: int, context: int) -> Tensor:
-    generator = torch.Generator().manual_seed(1)
-    return torch.randint(0, model.config.vocab_size, (batch, context), generator=generator).to(model.device)
-
-
 # The picture.
 
 
-def draw(report: Row) -> Figure:
+def draw(report: Report) -> Figure:
     """Throughput above, memory below; over batch sizes on the left, over contexts on the right."""
     style = styles(list(NAMES.values()))
-    figure = new_figure(HEIGHT)
-    width = (room_for(figure, list(style)) - START - BETWEEN) / 2
     sweeps = (("batch", report["batches"], "context", CONTEXT), ("context", report["contexts"], "batch", BATCH))
-    for i, (name, unit) in enumerate((("tokens/s", "Throughput, tokens/s"), ("runtime bytes", "Runtime memory"))):
-        bottom = FOOT + (1 - i) * (HEIGHT - FOOT - PANEL - 0.75)
-        for column, (varied, values, fixed, at) in enumerate(sweeps):
-            rows = [row for row in report["rows"] if row[fixed] == at and row[varied] in values]
-            left = START + column * (width + BETWEEN)
-            ax = figure.add_axes((left, bottom / HEIGHT, width, PANEL / HEIGHT))
-            ends = _lines(ax, rows, varied, name, style)
-            _axes(ax, [row[name] for row in report["rows"] if row.get(name)], values, name)
-            ax.set_title(f"{unit} ({fixed} {at})", loc="left", fontsize=FONT, color=INK)
-            ax.set_xlabel("batch size" if varied == "batch" else "context, tokens", fontsize=FONT, color=INK)
-            if column == 1:
-                label_ends(ax, ends, style)
-    model = f"{report['preset']}, {report['dtype']} on {report['device']}"
-    figure.text(0.02, 1 - 0.12 / HEIGHT, MEASURED.capitalize(), fontsize=FONT + 1.5, color=INK, va="top")
-    figure.text(0.02, 1 - 0.33 / HEIGHT, model, fontsize=FONT, color=QUIET, va="top")
-    figure.text(0.02, 0.1 / HEIGHT, _footnote(report), fontsize=FONT - 1, color=QUIET, va="bottom")
+    with drawing(5.6) as figure:
+        figure.suptitle(MEASURED.capitalize(), x=0.01, ha="left", fontsize=FONT + 1.5)
+        figure.supxlabel(_footnote(report), x=0.01, ha="left", fontsize=FONT - 1, color=QUIET)
+        axes = figure.subplots(2, 2)
+        ends = {}
+        for line, (name, unit) in zip(axes, FIGURES.items(), strict=True):
+            for ax, (varied, values, fixed, at) in zip(line, sweeps, strict=True):
+                rows = [row for row in report["rows"] if row[fixed] == at and row[varied] in values]
+                ends[ax] = _lines(ax, rows, varied, name, style)
+                _axes(ax, [row[name] for row in report["rows"] if row.get(name)], values, name)
+                ax.set_title(f"{unit} ({fixed} {at})", fontsize=FONT)
+                ax.set_xlabel("batch size" if varied == "batch" else "context, tokens")
+        for ax in axes[:, 1]:
+            label_ends(ax, ends[ax], style)
     return figure
 
 
-def _footnote(report: Row) -> str:
+def _footnote(report: Report) -> str:
     lost = sum("failed" in row for row in report["rows"])
     missing = f" Measurements that failed and are left out: {lost}." if lost else ""
-    return fill(f"{report['note']} Memory is the peak beside the weights.{missing}", LINE)
+    model = f"{report['preset']}, {report['dtype']} on {report['device']}."
+    return fill(f"{model} {report['note']} Memory is the peak beside the weights.{missing}", LINE)
 
 
 def _lines(
-    ax: Axes, rows: Sequence[Row], varied: str, name: str, style: Mapping[str, Style]
+    ax: Axes, rows: Sequence[Report], varied: str, name: str, style: Mapping[str, Style]
 ) -> list[tuple[str, float, float]]:
     """Draw a line for each memory through the points that were measured; the name and place of each one's end."""
     ends = []
@@ -443,7 +311,7 @@ def _lines(
         points = sorted((row[varied], row[name]) for row in rows if row["memory"] == memory and row.get(name))
         if points:
             x, y = zip(*points, strict=True)
-            ax.plot(x, y, color=style[label].colour, marker="o", markersize=3.5, linewidth=1.6, zorder=3, clip_on=False)
+            ax.plot(x, y, color=style[label].colour, marker="o", markersize=3.5, zorder=3, clip_on=False)
             ends.append((label, x[-1], y[-1]))
     return ends
 
@@ -452,10 +320,8 @@ def _axes(ax: Axes, shown: Sequence[float], across: Sequence[int], name: str) ->
     """Logarithmic axes with plain numbers: ticks at the points across; upwards at 1, 2, 5 or at powers of two."""
     from matplotlib.ticker import LogLocator
 
-    from dla.training.plots import _count
-
     ax.set_xscale("log", base=2)
-    ax.set_xticks(across, [_count(x) for x in across])
+    ax.set_xticks(across, [count_text(x) for x in across])
     if len(across) > 1:
         ax.set_xlim(across[0], across[-1])
     memory = name == "runtime bytes"
@@ -465,9 +331,4 @@ def _axes(ax: Axes, shown: Sequence[float], across: Sequence[int], name: str) ->
         ax.set_ylim(min(shown) / room, max(shown) * room)
     ax.minorticks_off()
     ax.yaxis.set_major_locator(LogLocator(2, numticks=6) if memory else LogLocator(10, subs=(1, 2, 5), numticks=8))
-    ax.yaxis.set_major_formatter((lambda y, _: bytes_text(y)) if memory else (lambda y, _: _count(y, 1000)))
-    tidy(ax)
-
-
-if __name__ == "__main__":
-    main(sys.argv[1])
+    ax.yaxis.set_major_formatter((lambda y, _: bytes_text(y)) if memory else (lambda y, _: count_text(y, 1000)))

@@ -14,6 +14,8 @@ import runpy
 import sys
 import time
 from collections.abc import Callable
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -27,16 +29,17 @@ def prepare_model(case: dict[str, Any], clock: Clock) -> Take:
     """One round of a case: a model's options, a batch, a length and the part of its tokens that has a target."""
     import torch
 
-    from dla.lab.cell import Training
     from dla.models import DLAConfig, DLAForCausalLM
     from dla.training.data.feed import Micro
     from dla.training.trainer import inputs
 
     torch.manual_seed(0)
+    # older checkouts call it a cell
+    trial = import_module("dla.lab.trial" if find_spec("dla.lab.trial") else "dla.lab.cell")
     model = DLAForCausalLM(DLAConfig(**case["model"]))
     training: dict[str, Any] = {"steps": 1_000_000, "batch": case["batch"], "lr": 1e-4}
     training["gate"] = "hard" if case["model"].get("temperature") is None else "soft"
-    trainer = Training(**training).trainer(model)
+    trainer = trial.Training(**training).trainer(model)
     ids = torch.randint(0, case["model"]["vocab_size"], (case["batch"], case["length"]))
     targets = torch.where(torch.rand(ids.shape) < case["targets"], ids, -100)
     micro = Micro(ids, targets)

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from dla.evaluation.results import DECISIVE, Evaluation, TaskResult, read, task_settings
 from dla.report import one_line, table
+from dla.report.words import signed
 
 Floats = NDArray[np.float64]
 
@@ -221,13 +222,13 @@ def as_text(a: str, b: str, rows: Sequence[dict[str, Any]]) -> str:
 
 
 def _line(row: dict[str, Any]) -> dict[str, object]:
-    interval = None if row["low"] is None else f"{_signed(row['low'])} to {_signed(row['high'])}"
+    interval = None if row["low"] is None else f"{signed(row['low'], 2)} to {signed(row['high'], 2)}"
     return {
         "task": row["label"],
         "n": row["n"],
         "A": f"{row['a']:.1f}".rjust(5),
         "B": f"{row['b']:.1f}".rjust(5),
-        "A − B": _signed(row["difference"]).rjust(6),
+        "A − B": signed(row["difference"], 2).rjust(6),
         "95 %": interval,
         "p": _p_text(row["p"]),
         "McNemar": _p_text(row["mcnemar"]),
@@ -235,10 +236,6 @@ def _line(row: dict[str, Any]) -> dict[str, object]:
         "lost": row["losses"],
         "tied": row["ties"],
     }
-
-
-def _signed(value: float) -> str:
-    return f"{value:+.2f}".replace("-", "−")
 
 
 def _p_text(p: float | None) -> str | None:

@@ -15,8 +15,8 @@ from typing import Any
 from dla.names import check_known
 from dla.report import shown
 
-Row = dict[str, Any]
-Rows = dict[str, list[Row]]
+Example = dict[str, Any]
+Examples = dict[str, list[Example]]
 
 LETTERS = "ABCDEFGH"
 LONGBENCH = (
@@ -83,7 +83,7 @@ def _lines(path: Path) -> Iterator[tuple[int, str]]:
         raise ValueError(f"{path}, line {number + 1}: {error}") from error
 
 
-def read_rows(path: Path, convert: Callable[[Row], Row]) -> list[Row]:
+def read_rows(path: Path, convert: Callable[[Example], Example]) -> list[Example]:
     """The rows of a .jsonl file, converted; one that is no JSON or lacks a field raises ValueError with its line."""
     rows = []
     for number, line in _lines(path):
@@ -96,25 +96,25 @@ def read_rows(path: Path, convert: Callable[[Row], Row]) -> list[Row]:
     return rows
 
 
-def _text(row: Row, key: str) -> str:
+def _text(row: Example, key: str) -> str:
     """The text of a field; TypeError says what else is there."""
     if not isinstance(row[key], str):
         raise TypeError(f"{key} must be text, got {shown(row[key])}")
     return str(row[key])
 
 
-def _texts(row: Row, key: str) -> list[str]:
+def _texts(row: Example, key: str) -> list[str]:
     """The texts of a field, which is a list of them."""
     if not isinstance(row[key], list) or not all(isinstance(x, str) for x in row[key]):
         raise TypeError(f"{key} must be a list of texts, got {shown(row[key])}")
     return list(row[key])
 
 
-def lambada(folder: Path) -> Rows:
+def lambada(folder: Path) -> Examples:
     return {"test": read_rows(_find(folder, "lambada/lambada_test.jsonl"), lambda row: {"text": _text(row, "text")})}
 
 
-def piqa(folder: Path) -> Rows:
+def piqa(folder: Path) -> Examples:
     path, labels = _find(folder, "piqa/valid.jsonl"), _find(folder, "piqa/valid-labels.lst")
     rows = read_rows(path, lambda row: {key: _text(row, key) for key in ("goal", "sol1", "sol2")})
     gold = []
@@ -127,10 +127,10 @@ def piqa(folder: Path) -> Rows:
     return {"validation": [row | {"label": label} for row, label in zip(rows, gold, strict=True)]}
 
 
-def hellaswag(folder: Path) -> Rows:
+def hellaswag(folder: Path) -> Examples:
     keys = ("activity_label", "ctx_a", "ctx_b", "ctx")
 
-    def convert(row: Row) -> Row:
+    def convert(row: Example) -> Example:
         endings, label = _texts(row, "endings"), str(row["label"])
         if label not in map(str, range(len(endings))):
             raise TypeError(f"label must be that of one of {len(endings)} endings, got {shown(row['label'])}")
@@ -139,10 +139,10 @@ def hellaswag(folder: Path) -> Rows:
     return {"validation": read_rows(_find(folder, "hellaswag/hellaswag_val.jsonl"), convert)}
 
 
-def winogrande(folder: Path) -> Rows:
+def winogrande(folder: Path) -> Examples:
     keys = ("sentence", "option1", "option2", "answer")
 
-    def convert(row: Row) -> Row:
+    def convert(row: Example) -> Example:
         if row["answer"] not in ("1", "2"):
             raise TypeError(f'answer must be "1" or "2", got {shown(row["answer"])}')
         return {key: _text(row, key) for key in keys}
@@ -150,10 +150,10 @@ def winogrande(folder: Path) -> Rows:
     return {"validation": read_rows(_find(folder, "winogrande/dev_xl.jsonl"), convert)}
 
 
-def _choices(question: str) -> Callable[[Row], Row]:
+def _choices(question: str) -> Callable[[Example], Example]:
     """{question, choices [text…], gold} to the form with labels; the question is put under the given name."""
 
-    def convert(row: Row) -> Row:
+    def convert(row: Example) -> Example:
         texts, gold = _texts(row, "choices"), row["gold"]
         labels = list(LETTERS[: len(texts)])
         if type(gold) is not int or not 0 <= gold < len(labels) or len(labels) < len(texts):
@@ -164,19 +164,19 @@ def _choices(question: str) -> Callable[[Row], Row]:
     return convert
 
 
-def _arc(kind: str) -> Callable[[Path], Rows]:
+def _arc(kind: str) -> Callable[[Path], Examples]:
     # The labels 1…4 of some official items come as A…D here, which no prompt and no metric shows.
-    def read(folder: Path) -> Rows:
+    def read(folder: Path) -> Examples:
         return {"test": read_rows(_find(folder, f"arc/ARC-{kind}-test.jsonl"), _choices("question"))}
 
     return read
 
 
-def openbookqa(folder: Path) -> Rows:
+def openbookqa(folder: Path) -> Examples:
     return {"test": read_rows(_find(folder, "openbookqa/test.jsonl"), _choices("question_stem"))}
 
 
-def commonsense_qa(folder: Path) -> Rows:
+def commonsense_qa(folder: Path) -> Examples:
     return {"validation": read_rows(_find(folder, "csqa/dev.jsonl"), _choices("question"))}
 
 
@@ -185,7 +185,7 @@ def _asked(question: str) -> str:
     return f"Question: {question if question.endswith('?') else question + '?'}\nAnswer:"
 
 
-def squad(folder: Path) -> Rows:
+def squad(folder: Path) -> Examples:
     """SQuAD v1.1 in the fields of hazyresearch/based-squad, {text, value}: the passage, then the question.
 
     The hub's rows have each question rewritten as the beginning of a sentence, which cannot be derived from the
@@ -214,13 +214,13 @@ def squad(folder: Path) -> Rows:
         raise ValueError(f"{path}: not SQuAD v1.1: {error!r}") from error
 
 
-def drop(folder: Path) -> Rows:
+def drop(folder: Path) -> Examples:
     """DROP's questions with their passages, {context, question, answers}; the question as in `squad`."""
     questions = _find(folder, "drop/questions.jsonl")
-    kept: Callable[[Row], Row] = lambda row: {"id": row["passage_id"], "passage": _text(row, "passage")}  # noqa: E731
+    kept: Callable[[Example], Example] = lambda row: {"id": row["passage_id"], "passage": _text(row, "passage")}  # noqa: E731
     passages = {str(row["id"]): row["passage"] for row in read_rows(_find(folder, "drop/passages.jsonl"), kept)}
 
-    def convert(row: Row) -> Row:
+    def convert(row: Example) -> Example:
         if not isinstance(row["answers"], list):
             raise TypeError(f"answers must be a list, got {shown(row['answers'])}")
         answers = [str(answer) for answer in row["answers"]]
@@ -230,10 +230,10 @@ def drop(folder: Path) -> Rows:
     return {"validation": read_rows(questions, convert)}
 
 
-def natural_questions(folder: Path) -> Rows:
+def natural_questions(folder: Path) -> Examples:
     """Questions of NQ that have a gold passage, with it, {context, question, answers}; the question as in `squad`."""
 
-    def convert(row: Row) -> Row:
+    def convert(row: Example) -> Example:
         gold = next((ctx for ctx in row["ctxs"] if ctx.get("isgold")), row["ctxs"][0])
         question = _asked(_text(row, "question"))
         return {"context": _text(gold, "text"), "question": question, "answers": _texts(row, "answers")}
@@ -251,12 +251,12 @@ def _literal(value: Any) -> Any:
         return ast.literal_eval(value)
 
 
-def _longbench_row(row: Row) -> Row:
+def _longbench_row(row: Example) -> Example:
     kept = {"context": _text(row, "context"), "question": _text(row, "input"), "answers": _texts(row, "answers")}
     return kept | {"all_classes": _texts({"all_classes": row.get("all_classes") or []}, "all_classes")}
 
 
-def _longbench_prompt(row: Row) -> Row:
+def _longbench_prompt(row: Example) -> Example:
     """A row whose prompt is complete; the answers may be a text, with the classes in it."""
     try:
         answers = _literal(row["answers"])
@@ -266,10 +266,10 @@ def _longbench_prompt(row: Row) -> Row:
     return {"prompt": _text(row, "prompt")} | {key: _texts(found, key) for key in ("answers", "all_classes")}
 
 
-def _longbench(task: str) -> Callable[[Path], Rows]:
+def _longbench(task: str) -> Callable[[Path], Examples]:
     """The complete set in its original schema if it is there, else the few complete prompts {prompt, answers}."""
 
-    def read(folder: Path) -> Rows:
+    def read(folder: Path) -> Examples:
         try:
             path, convert = _find(folder, f"longbench/{task}.jsonl"), _longbench_row
         except FileNotFoundError:
@@ -279,7 +279,7 @@ def _longbench(task: str) -> Callable[[Path], Rows]:
     return read
 
 
-READERS: dict[str, Callable[[Path], Rows]] = {
+READERS: dict[str, Callable[[Path], Examples]] = {
     "lambada": lambada,
     "piqa": piqa,
     "hellaswag": hellaswag,
@@ -295,7 +295,7 @@ READERS: dict[str, Callable[[Path], Rows]] = {
 }
 
 
-def local_rows(name: str, folder: Path) -> Rows:
+def local_rows(name: str, folder: Path) -> Examples:
     """The rows of a set by split, from the folder of data, in the hub's schema.
 
     FileNotFoundError says what is not there; ValueError names the file and the line that cannot be read.
@@ -310,6 +310,6 @@ def local_rows(name: str, folder: Path) -> Rows:
     return rows
 
 
-def complete(name: str, rows: Rows) -> bool:
+def complete(name: str, rows: Examples) -> bool:
     """Whether each split has as many rows as the complete set."""
     return name in COUNTS and all(len(rows[split]) == count for split, count in COUNTS[name].items())

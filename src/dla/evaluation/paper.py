@@ -56,7 +56,7 @@ class PaperRow:
 
 
 @dataclass(frozen=True)
-class Layout:
+class PaperTable:
     """A table of the paper: the columns of tasks (without RULER's, which depend on the lengths) and its rows."""
 
     name: str
@@ -230,11 +230,11 @@ TABLE_BUDGET = _rows(
 LAYOUTS = {
     layout.name: layout
     for layout in (
-        Layout("commonsense", "Zero-shot accuracy", COMMONSENSE, TABLE_1, (LAMBADA_NOTE, AVERAGE_NOTE)),
-        Layout("retrieval", "In-context retrieval", RETRIEVAL, TABLE_2),
-        Layout("ruler", "RULER", (), TABLE_3),
-        Layout("longbench", "LongBench", LONGBENCH, TABLE_4),
-        Layout("ablation", "Ablation", ABLATION, TABLE_ABLATION, (LAMBADA_NOTE,)),
-        Layout("budget", "Memory budget", ABLATION, TABLE_BUDGET, (LAMBADA_NOTE,)),
+        PaperTable("commonsense", "Zero-shot accuracy", COMMONSENSE, TABLE_1, (LAMBADA_NOTE, AVERAGE_NOTE)),
+        PaperTable("retrieval", "In-context retrieval", RETRIEVAL, TABLE_2),
+        PaperTable("ruler", "RULER", (), TABLE_3),
+        PaperTable("longbench", "LongBench", LONGBENCH, TABLE_4),
+        PaperTable("ablation", "Ablation", ABLATION, TABLE_ABLATION, (LAMBADA_NOTE,)),
+        PaperTable("budget", "Memory budget", ABLATION, TABLE_BUDGET, (LAMBADA_NOTE,)),
     )
 }

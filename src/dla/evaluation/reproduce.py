@@ -11,15 +11,15 @@ from dla.evaluation import run as evaluation
 from dla.evaluation.results import Evaluation, read
 from dla.evaluation.tables import make_table
 from dla.names import check_known
+from dla.report.tables import FORMATS
 
 INTERRUPTED = 130  # the exit code of what was interrupted
 SCALES = ("paper", "tiny")
-FORMATS = {"markdown": "md", "latex": "tex", "csv": "csv", "json": "json"}
 TINY = "Tiny models, trained for minutes on a CPU: this shows that the pipeline runs, and nothing about the paper."
 
 
 @dataclass(frozen=True)
-class Row:
+class Entry:
     """A model of a table. memory: the name of its recipe; options: of its configuration."""
 
     label: str
@@ -35,52 +35,52 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Plan:
+class TablePlan:
     """A table: its rows, and what they are evaluated on."""
 
     layout: str
-    rows: tuple[Row, ...]
+    rows: tuple[Entry, ...]
     suites: tuple[str, ...] = ()
     tasks: tuple[str, ...] = ()
 
 
-def _memories(label: str, backbone: str) -> tuple[Row, ...]:
+def _memories(label: str, backbone: str) -> tuple[Entry, ...]:
     return (
-        Row(label, backbone),
-        Row(f"{label} + Log-Linear", backbone, "log_linear"),
-        Row(f"{label} + DLA", backbone, "dynamic"),
-        Row(f"{label} + DLA, recommended", backbone, "recommended"),
+        Entry(label, backbone),
+        Entry(f"{label} + Log-Linear", backbone, "log_linear"),
+        Entry(f"{label} + DLA", backbone, "dynamic"),
+        Entry(f"{label} + DLA, recommended", backbone, "recommended"),
     )
 
 
 MAMBA2, GDN = _memories("Mamba-2", "mamba2"), _memories("GDN", "gdn")
-MODELS = (Row("Transformer", "transformer"), *MAMBA2, *GDN)
+MODELS = (Entry("Transformer", "transformer"), *MAMBA2, *GDN)
 ABLATION_TASKS = ("lambada", "piqa", "hellaswag", "winogrande")
 
 
-def _ablation() -> tuple[Row, ...]:
+def _ablation() -> tuple[Entry, ...]:
     """The memory without a capacity is the paper's DLA(I)."""
-    found: list[Row] = []
+    found: list[Entry] = []
     for single, log_linear, dynamic, _ in (MAMBA2, GDN):
-        alone = Row(f"{single.label} + DLA (I)", single.backbone, "dynamic", {"capacity": "none"})
+        alone = Entry(f"{single.label} + DLA (I)", single.backbone, "dynamic", {"capacity": "none"})
         found += [single, log_linear, alone, dynamic]
     return tuple(found)
 
 
-def _budget() -> tuple[Row, ...]:
+def _budget() -> tuple[Entry, ...]:
     """K = 30 and tau = 0.6 are the paper's model itself."""
     label = MAMBA2[2].label
-    rows = [Row(f"{label}, K={k}", "mamba2", "dynamic", {"capacity": k} if k != 30 else {}) for k in (20, 30, 40)]
-    return (*rows, *(Row(f"{label}, τ={tau}", "mamba2", "dynamic", {"tau": tau}) for tau in (0.5, 0.7)))
+    rows = [Entry(f"{label}, K={k}", "mamba2", "dynamic", {"capacity": k} if k != 30 else {}) for k in (20, 30, 40)]
+    return (*rows, *(Entry(f"{label}, τ={tau}", "mamba2", "dynamic", {"tau": tau}) for tau in (0.5, 0.7)))
 
 
 PLANS = {
-    "table1": Plan("commonsense", MODELS, suites=("commonsense",)),
-    "table2": Plan("retrieval", MODELS[1:], suites=("retrieval",)),
-    "table3": Plan("ruler", MODELS, suites=("ruler",)),
-    "table4": Plan("longbench", MODELS, suites=("longbench",)),
-    "ablation": Plan("ablation", _ablation(), suites=("ruler",), tasks=ABLATION_TASKS),
-    "budget": Plan("budget", _budget(), suites=("ruler",), tasks=ABLATION_TASKS),
+    "table1": TablePlan("commonsense", MODELS, suites=("commonsense",)),
+    "table2": TablePlan("retrieval", MODELS[1:], suites=("retrieval",)),
+    "table3": TablePlan("ruler", MODELS, suites=("ruler",)),
+    "table4": TablePlan("longbench", MODELS, suites=("longbench",)),
+    "ablation": TablePlan("ablation", _ablation(), suites=("ruler",), tasks=ABLATION_TASKS),
+    "budget": TablePlan("budget", _budget(), suites=("ruler",), tasks=ABLATION_TASKS),
 }
 PRESETS = {"mamba2": "mamba2-780m", "gdn": "gdn-1.3b", "transformer": "transformer-778m"}
 
@@ -117,8 +117,9 @@ def run(
         # Numbers of tiny models beside the paper's would be read as a comparison.
         shown = make_table(made, PLANS[table].layout, paper_rows=paper and scale == "paper")
         note = TINY if scale == "tiny" else ""
-        for form, suffix in FORMATS.items():
-            text = getattr(shown, form)()
+        for form in ("markdown", "latex", "csv", "json"):
+            suffix, render = FORMATS[form]
+            text = render(shown)
             (out / f"{table}.{suffix}").write_text(text if form != "markdown" else f"{note}\n\n{text}".lstrip())
     except (ValueError, RuntimeError, OSError) as error:
         print(f"dla reproduce: {error}", file=sys.stderr)
@@ -131,7 +132,7 @@ def run(
 
 
 def evaluated(
-    row: Row, plan: Plan, scale: str, recipes: Path, out: Path, data: Path | None, limit: int | None
+    row: Entry, plan: TablePlan, scale: str, recipes: Path, out: Path, data: Path | None, limit: int | None
 ) -> Evaluation:
     """A row's model, trained if it is not there, on the tasks of the plan."""
     folder = out / "models" / row.name
@@ -158,7 +159,7 @@ def evaluated(
     return Evaluation(found.model, row.label, found.tasks, found.settings, found.versions)
 
 
-def training(row: Row, scale: str, recipes: Path, folder: Path) -> tuple[Path, list[str]]:
+def training(row: Entry, scale: str, recipes: Path, folder: Path) -> tuple[Path, list[str]]:
     """The recipe of a row's model and what the command line changes."""
     options = [part for name, value in row.options.items() for part in (f"--model.{name}", str(value))]
     options += ["--run", str(folder)]

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from dla.fingerprint import json_fingerprint
-from dla.jsonl import Writer, read
 from dla.report import shown
+from dla.report.jsonl import Writer, read
 
 logger = logging.getLogger(__name__)
 

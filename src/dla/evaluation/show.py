@@ -2,22 +2,16 @@
 
 import json
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from dla.evaluation.paper import LAYOUTS, PAPER_LENGTH, columns
 from dla.evaluation.results import Evaluation, read
-from dla.evaluation.tables import Table, make_table, with_gains
+from dla.evaluation.tables import make_table, with_gains
 from dla.names import check_known
-
-FORMATS: dict[str, tuple[str, Callable[[Table], str]]] = {
-    "text": ("txt", Table.text),
-    "markdown": ("md", Table.markdown),
-    "latex": ("tex", Table.latex),
-    "csv": ("csv", Table.csv),
-    "json": ("json", Table.json),
-}
+from dla.report import Table
+from dla.report.tables import FORMATS
 
 
 def run(
@@ -84,8 +78,8 @@ def present(evaluations: Sequence[Evaluation], paper: bool = False) -> list[str]
 
 def _against(tables: Sequence[Table], baseline: str) -> list[Table]:
     """With gains in the tables that have the row; there must be one."""
-    check_known("baseline", [baseline], {line.label: None for table in tables for line in table.lines})
-    there = [any(line.label == baseline for line in table.lines) for table in tables]
+    check_known("baseline", [baseline], [row.label for table in tables for row in table.rows])
+    there = [any(row.label == baseline for row in table.rows) for table in tables]
     note = f"there is no row {baseline} here to compare with."
     return [
         with_gains(table, baseline) if found else replace(table, notes=[note, *table.notes])

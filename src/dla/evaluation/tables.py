@@ -7,11 +7,11 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 
 from dla.evaluation.paper import LAYOUTS, PAPER_LENGTH, RULER, Column, PaperRow, columns
-from dla.evaluation.render import PAPER, Cell, Head, Line, Table
 from dla.evaluation.results import DECISIVE, Evaluation, TaskResult, task_settings
 from dla.names import check_known
-
-__all__ = ["make_table", "with_gains", "Cell", "Head", "Line", "Table"]
+from dla.report import Cell, Head, Row, Table
+from dla.report.tables import MEASURED, PAPER
+from dla.report.values import grouped
 
 
 def make_table(
@@ -37,24 +37,25 @@ def make_table(
     names = _row_names(evaluations)
     parts = list(dict.fromkeys(key for column in places for key in column.parts))
     unofficial = {key for key in parts if any(key in found and not found[key].official for found in tasks)}
-    lines = [
-        Line(name, False, [_cell(column, found) for column in places]) for name, found in zip(names, tasks, strict=True)
+    rows = [
+        Row(name, MEASURED, [_cell(column, found) for column in places])
+        for name, found in zip(names, tasks, strict=True)
     ]
     if paper_rows:
-        lines += [line for row in LAYOUTS[layout].rows if (line := _paper_line(row, places, unofficial))]
+        rows += [made for row in LAYOUTS[layout].rows if (made := _paper_row(row, places, unofficial))]
     notes = _Notes(names, tasks, parts, {column.key: column.label for column in places} | _ruler_labels(parts))
     mixed = {key for key in unofficial if len({found[key].official for found in tasks if _has_value(found, key)}) > 1}
-    lines = _with_best(lines, [not mixed.isdisjoint(column.parts) for column in places])
+    rows = _with_best(rows, [not mixed.isdisjoint(column.parts) for column in places])
     titles = [] if mixed else list(notes.titles(parts))
     heads = [_head(column, unofficial, titles) for column in places]
     title = _named(LAYOUTS[layout].title, titles)
     footer = [
-        *notes.all(places, lines),
+        *notes.all(places, rows),
         *notes.unofficial(unofficial, paper_rows),
         *(notes.mixed(mixed) if mixed else ()),
-        *(_paper_notes(layout, places) if any(line.paper for line in lines) else ()),
+        *(_paper_notes(layout, places) if any(row.source == PAPER for row in rows) else ()),
     ]
-    table = Table(layout, title, heads, lines, footer, errors)
+    table = Table(layout, title, heads, rows, footer, errors)
     return table if baseline is None else with_gains(table, baseline)
 
 
@@ -95,10 +96,10 @@ def _cell(column: Column, tasks: dict[str, TaskResult]) -> Cell:
     return Cell(statistics.fmean(values), stderr, sum(task.n for task in found))
 
 
-def _paper_line(row: PaperRow, places: Sequence[Column], unofficial: set[str]) -> Line | None:
+def _paper_row(row: PaperRow, places: Sequence[Column], unofficial: set[str]) -> Row | None:
     """None if nothing of the row may stand here."""
     cells = [Cell(row.value(column, without=unofficial)) for column in places]
-    return Line(row.label + PAPER, True, cells) if any(cell.value is not None for cell in cells) else None
+    return Row(f"{row.label} ({PAPER})", PAPER, cells) if any(cell.value is not None for cell in cells) else None
 
 
 def _paper_notes(layout: str, places: Sequence[Column]) -> list[str]:
@@ -108,37 +109,41 @@ def _paper_notes(layout: str, places: Sequence[Column]) -> list[str]:
     return [f"(paper): the paper's numbers, not measured here{computed}.", *LAYOUTS[layout].notes]
 
 
-def _with_best(lines: list[Line], incomparable: Sequence[bool]) -> list[Line]:
+def _with_best(rows: list[Row], incomparable: Sequence[bool]) -> list[Row]:
     """With the highest of each column marked, as printed, so that equal digits are equally bold; nothing at zero."""
-    marked = [list(line.cells) for line in lines]
+    marked = [list(row.cells) for row in rows]
     for i, skip in enumerate(incomparable):
-        shown = [(round(cell.value, 1), j) for j, line in enumerate(lines) if (cell := line.cells[i]).value is not None]
-        if skip or len(shown) < 2 or max(shown)[0] == 0:
+        shown = [(round(value, 1), cells) for cells in marked if (value := _number(cells[i])) is not None]
+        highest = max((value for value, _ in shown), default=0)
+        if skip or len(shown) < 2 or highest == 0:
             continue
-        for value, j in shown:
-            if value == max(shown)[0]:
-                marked[j][i] = replace(marked[j][i], best=True)
-    return [replace(line, cells=cells) for line, cells in zip(lines, marked, strict=True)]
+        for value, cells in shown:
+            if value == highest:
+                cells[i] = replace(cells[i], best=True)
+    return [replace(row, cells=cells) for row, cells in zip(rows, marked, strict=True)]
 
 
 def with_gains(table: Table, baseline: str) -> Table:
     """With a column behind each average: by how many percent of the baseline's average the row's is above it."""
-    labels = [line.label for line in table.lines]
+    labels = [row.label for row in table.rows]
     check_known("baseline", [baseline], labels)
-    base = table.lines[labels.index(baseline)]
+    base = table.rows[labels.index(baseline)]
     heads: list[Head] = []
-    cells: list[list[Cell]] = [[] for _ in table.lines]
+    cells: list[list[Cell]] = [[] for _ in table.rows]
     for i, head in enumerate(table.heads):
-        heads.append(head)
-        for line, row in zip(table.lines, cells, strict=True):
-            row.append(line.cells[i])
-        if head.kind == "average":
-            heads.append(Head("Gain", head.heading, "gain"))
-            for line, row in zip(table.lines, cells, strict=True):
-                row.append(Cell(None if line is base else _gain(line.cells[i].value, base.cells[i].value)))
-    lines = [replace(line, cells=row) for line, row in zip(table.lines, cells, strict=True)]
+        heads += [head, Head("Gain", head.heading, "gain")] if head.kind == "average" else [head]
+        for row, line in zip(table.rows, cells, strict=True):
+            line.append(row.cells[i])
+            if head.kind == "average":
+                line.append(Cell(None if row is base else _gain(_number(row.cells[i]), _number(base.cells[i]))))
+    rows = [replace(row, cells=line) for row, line in zip(table.rows, cells, strict=True)]
     note = f"gain: of the average, in percent of that of {baseline}."
-    return replace(table, heads=heads, lines=lines, notes=[note, *table.notes])
+    return replace(table, heads=heads, rows=rows, notes=[note, *table.notes])
+
+
+def _number(cell: Cell) -> float | None:
+    assert not isinstance(cell.value, str)  # these tables hold numbers alone
+    return cell.value
 
 
 def _gain(value: float | None, base: float | None) -> float | None:
@@ -176,23 +181,20 @@ class _Notes:
 
     def titles(self, keys: Iterable[str]) -> dict[str, list[str]]:
         """What those of the tasks are that are not official, and which these are."""
-        found: dict[str, dict[str, None]] = {}
-        for key in keys:
-            for tasks in self.tasks:
-                if key in tasks and not tasks[key].official:
-                    found.setdefault(tasks[key].title, {})[key] = None
-        return {title: list(which) for title, which in found.items()}
+        others = [(key, tasks[key]) for key in keys for tasks in self.tasks if key in tasks]
+        found = grouped((task.title, key) for key, task in others if not task.official)
+        return {title: list(dict.fromkeys(which)) for title, which in found.items()}
 
-    def all(self, places: Sequence[Column], lines: Sequence[Line]) -> list[str]:
+    def all(self, places: Sequence[Column], rows: Sequence[Row]) -> list[str]:
         """Averages that are missing and why, then metrics and numbers of samples."""
         notes = self._missing("not available", self._reason)
         notes += self._missing("not run", lambda task: "not run" if task is None else "", with_reason=False)
-        for line, tasks in zip(lines, self.tasks, strict=False):  # the paper's lines come last
-            for column, cell in zip(places, line.cells, strict=True):
+        for row, tasks in zip(rows, self.tasks, strict=False):  # the paper's come last
+            for column, cell in zip(places, row.cells, strict=True):
                 lost = [key for key in column.mean_of if not _has_value(tasks, key)]
                 if lost and cell.value is None and len(lost) < len(column.mean_of):
                     what = "average" if column.label == "Avg." else column.label
-                    notes.append(f"no {what} for {line.label}: no value for {self._list(lost)}.")
+                    notes.append(f"no {what} for {row.label}: no value for {self._list(lost)}.")
         for name in DECISIVE:
             notes += self._figures(name, lambda task, name=name: str(task.settings.get(name)), always=False)  # type: ignore[misc]
         notes += self._figures("dtype", lambda task: task.provenance.get("dtype", "unknown"), always=False)
@@ -204,10 +206,8 @@ class _Notes:
         """Rows whose tasks were not all run with the same weights, or may not have been."""
         notes = []
         for name, tasks in zip(self.names, self.tasks, strict=True):
-            found: dict[str, list[str]] = {}
-            for key in self.parts:
-                if _has_value(tasks, key):
-                    found.setdefault(tasks[key].provenance.get("weights", "unknown"), []).append(key)
+            keys = [key for key in self.parts if _has_value(tasks, key)]
+            found = grouped((tasks[key].provenance.get("weights", "unknown"), key) for key in keys)
             if len(found) > 1:
                 told = "; ".join(f"{weights}: {self._list(keys)}" for weights, keys in found.items())
                 notes.append(f"{name} is not one model, its weights differ: {told}.")
@@ -217,33 +217,30 @@ class _Notes:
     def _reason(task: TaskResult | None) -> str:
         return "" if task is None or task.value is not None else task.unavailable or "no reason is given"
 
+    def _rows(self, key: str, figure: Callable[[TaskResult | None], str]) -> dict[str, list[str]]:
+        """The rows by what the figure says of their task; without those of which it says nothing."""
+        found = grouped((figure(tasks.get(key)), name) for name, tasks in zip(self.names, self.tasks, strict=True))
+        return {text: names for text, names in found.items() if text}
+
     def _missing(self, what: str, reason: Callable[[TaskResult | None], str], with_reason: bool = True) -> list[str]:
         """A line for every task and reason, naming the rows unless it is all of them."""
-        notes: dict[str, list[str]] = {}
-        for key in self.parts:
-            found: dict[str, list[str]] = {}
-            for name, tasks in zip(self.names, self.tasks, strict=True):
-                if why := reason(tasks.get(key)):
-                    found.setdefault(why, []).append(name)
-            for why, names in found.items():
-                rows = "" if len(names) == len(self.names) else f" ({', '.join(names)})"
-                text = f": {' '.join(why.split())}{rows}" if with_reason else rows
-                notes.setdefault(text, []).append(key)
+        found = [(key, *pair) for key in self.parts for pair in self._rows(key, reason).items()]
+        told = [
+            (key, why, "" if len(names) == len(self.names) else f" ({', '.join(names)})") for key, why, names in found
+        ]
         if with_reason:
-            return [f"{what}: {self._list([key])}{text}" for text, keys in notes.items() for key in keys]
-        return [f"{what}: {self._list(keys)}{text}" for text, keys in notes.items()]
+            return [f"{what}: {self._list([key])}: {' '.join(why.split())}{rows}" for key, why, rows in told]
+        return [f"{what}: {self._list(keys)}{rows}" for rows, keys in grouped((x[2], x[0]) for x in told).items()]
 
     def _figures(self, what: str, figure: Callable[[TaskResult], str], always: bool = True) -> list[str]:
         """Tasks with the same figure together; with the rows where these differ, or nothing unless they do."""
-        found: dict[str, list[str]] = {}
+        pairs = []
         for key in self.parts:
-            rows: dict[str, list[str]] = {}
-            for name, tasks in zip(self.names, self.tasks, strict=True):
-                if _has_value(tasks, key):
-                    rows.setdefault(figure(tasks[key]), []).append(name)
+            rows = self._rows(key, lambda task: "" if task is None or task.value is None else figure(task))
             told = [text if len(rows) == 1 else f"{text} ({', '.join(names)})" for text, names in rows.items()]
             if told and (always or len(told) > 1):
-                found.setdefault(", ".join(told), []).append(key)
+                pairs.append((", ".join(told), key))
+        found = grouped(pairs)
         if len(found) == 1:
             return [f"{what}: {text}." for text in found]
         texts = [f"{text}: {self._list(keys)}" for text, keys in found.items()]

@@ -7,10 +7,10 @@ from pathlib import Path
 import torch
 
 from dla.inspect.observe import observe
-from dla.lab.cell import EVALUATION_SEED, Cell
 from dla.lab.grid import Grid, read_grid
 from dla.lab.report import run as report
 from dla.lab.run import run_grid
+from dla.lab.trial import EVALUATION_SEED, Trial
 from dla.models import DLAForCausalLM
 from dla.models.load import load_model
 
@@ -39,8 +39,8 @@ def run(out: Path, *, steps: int | None = None) -> int:
     """Train, compare, draw; the exit code."""
     grid = read_grid(GRID)
     if steps is not None:
-        cells = tuple(replace(cell, training=replace(cell.training, steps=steps)) for cell in grid.cells)
-        grid = Grid(grid.name, cells)
+        trials = tuple(replace(trial, training=replace(trial.training, steps=steps)) for trial in grid.trials)
+        grid = Grid(grid.name, trials)
     print(_introduction(grid), flush=True)
     file = out / "results.jsonl"
     try:
@@ -49,34 +49,34 @@ def run(out: Path, *, steps: int | None = None) -> int:
         print("\ninterrupted; `dla demo` goes on from here", file=sys.stderr)
         return 130
     code = report(file, out=out)
-    cell = next(cell for cell in grid.cells if cell.label == SHOWN)
+    trial = next(trial for trial in grid.trials if trial.label == SHOWN)
     picture = out / "memory.png"
     try:
-        draw(cell, out / "models" / cell.key, picture)
+        draw(trial, out / "models" / trial.key, picture)
     except ImportError:
         print("matplotlib is not installed, so no picture was drawn: pip install matplotlib", file=sys.stderr)
     print(NEXT.format(page=out / "report.html", picture=picture, results=file))
     return code
 
 
-def draw(cell: Cell, folder: Path, picture: Path) -> None:
+def draw(trial: Trial, folder: Path, picture: Path) -> None:
     """What the trained model's memory kept of one sequence."""
     from dla.inspect.memory_picture import draw_memory
 
     model = load_model(str(folder), dtype=None, device="cpu")
-    sample = cell.tasks()[0].sample(1, EVALUATION_SEED)
+    sample = trial.tasks()[0].sample(1, EVALUATION_SEED)
     with torch.no_grad(), observe(model) as seen:
         model(sample.ids, use_cache=False, logits_to_keep=1)
     asked = sample.source[0] >= 0
     written = torch.zeros_like(asked)
     written[sample.source[0, asked]] = True
-    draw_memory(picture, seen, written, asked, f"{cell.label}: what its memory holds when the first key is asked for")
+    draw_memory(picture, seen, written, asked, f"{trial.label}: what its memory holds when the first key is asked for")
 
 
 def _introduction(grid: Grid) -> str:
-    cell = grid.cells[0]
-    config = cell.config()
+    trial = grid.trials[0]
+    config = trial.config()
     with torch.device("meta"):
         parameters = sum(p.numel() for p in DLAForCausalLM(config).parameters())
     sizes = {"dk": config.head_k_dim, "dv": config.head_v_dim, "capacity": config.capacity}
-    return INTRODUCTION.format(parameters=f"{parameters:,}", pairs=cell.task["pairs"], **sizes)
+    return INTRODUCTION.format(parameters=f"{parameters:,}", pairs=trial.task["pairs"], **sizes)

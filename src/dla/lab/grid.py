@@ -37,9 +37,9 @@ from typing import Annotated, Any, NotRequired, TypedDict
 import torch
 
 from dla.files import read_toml
-from dla.lab.cell import Cell, Training
 from dla.lab.controls import control
 from dla.lab.measure import matched
+from dla.lab.trial import Training, Trial
 from dla.models import DLAConfig, DLAForCausalLM
 from dla.models.configurations import spelled_out
 from dla.names import check_known, nearest
@@ -55,10 +55,10 @@ LISTS = ("layers", "time_step_limit")  # options of the model that are lists the
 
 @dataclass(frozen=True)
 class Grid:
-    """The cells of a grid, in the order of the file."""
+    """The trials of a grid, in the order of the file."""
 
     name: str
-    cells: tuple[Cell, ...]
+    trials: tuple[Trial, ...]
 
 
 class TaskTable(TypedDict):
@@ -104,16 +104,16 @@ def make_grid(content: dict[str, Any]) -> Grid:
     for i, row in enumerate(asked.row):
         convert(f"row[{i}].label", row.get("label", ""), str)
     rows = list(itertools.chain.from_iterable(map(_spread, asked.row)))
-    cells = [_cell(asked, task, row, seed) for task in asked.task for row in rows for seed in asked.seeds]
-    _check_labels(cells)
-    for cell in cells:
-        if cell.control is not None:
-            _try_control(cell)
-        if cell.match is None:
-            cell.config()  # refuses what cannot be
+    trials = [_trial(asked, task, row, seed) for task in asked.task for row in rows for seed in asked.seeds]
+    _check_labels(trials)
+    for trial in trials:
+        if trial.control is not None:
+            _try_control(trial)
+        if trial.match is None:
+            trial.config()  # refuses what cannot be
         else:
-            matched(cell.config(), 1024, cell.tasks()[0].length)  # refuses rows that cannot be sized
-    return Grid(asked.name, tuple(cells))
+            matched(trial.config(), 1024, trial.tasks()[0].length)  # refuses rows that cannot be sized
+    return Grid(asked.name, tuple(trials))
 
 
 def _spread(row: dict[str, Any]) -> Iterator[dict[str, Any]]:
@@ -139,16 +139,16 @@ def _spread(row: dict[str, Any]) -> Iterator[dict[str, Any]]:
         yield made
 
 
-def _try_control(cell: Cell) -> None:
+def _try_control(trial: Trial) -> None:
     """Refuse a control that cannot be."""
     with torch.device("meta"):
         try:
-            control(DLAForCausalLM(cell.config()), cell.control)
+            control(DLAForCausalLM(trial.config()), trial.control)
         except (ValueError, TypeError) as error:
-            raise ValueError(f"row {cell.label!r}: {error}") from error
+            raise ValueError(f"row {trial.label!r}: {error}") from error
 
 
-def _cell(asked: Content, task: TaskTable, row: dict[str, Any], seed: int) -> Cell:
+def _trial(asked: Content, task: TaskTable, row: dict[str, Any], seed: int) -> Trial:
     where = f"row {row['label']!r}"
     if not row["label"]:
         raise ValueError("every row needs a label")
@@ -158,7 +158,7 @@ def _cell(asked: Content, task: TaskTable, row: dict[str, Any], seed: int) -> Ce
     convert(f"{where}: memory", options.get("memory", ""), str)
     chosen = {**asked.training, **row.get("training", {})}
     check_known(f"{where}: training", chosen, hints(Training))
-    made = Cell(
+    made = Trial(
         grid=asked.name,
         label=row["label"],
         model=spelled_out(options),
@@ -178,16 +178,16 @@ def _cell(asked: Content, task: TaskTable, row: dict[str, Any], seed: int) -> Ce
     return made
 
 
-def _check_labels(cells: Iterable[Cell]) -> None:
-    labels = {cell.label: cell for cell in cells}
+def _check_labels(trials: Iterable[Trial]) -> None:
+    labels = {trial.label: trial for trial in trials}
     seen: set[str] = set()
-    for cell in cells:
-        if cell.key in seen:
-            raise ValueError(f"label {cell.label!r} stands for two equal rows")
-        seen.add(cell.key)
-        if cell.match is not None:
-            if cell.match not in labels:
-                near = nearest(cell.match, labels)
-                raise ValueError(f"row {cell.label!r}: match={cell.match!r} is not known; the nearest is {near!r}")
-            if labels[cell.match].match is not None:
-                raise ValueError(f"row {cell.label!r}: match={cell.match!r} is itself sized to another row")
+    for trial in trials:
+        if trial.key in seen:
+            raise ValueError(f"label {trial.label!r} stands for two equal rows")
+        seen.add(trial.key)
+        if trial.match is not None:
+            if trial.match not in labels:
+                near = nearest(trial.match, labels)
+                raise ValueError(f"row {trial.label!r}: match={trial.match!r} is not known; the nearest is {near!r}")
+            if labels[trial.match].match is not None:
+                raise ValueError(f"row {trial.label!r}: match={trial.match!r} is itself sized to another row")

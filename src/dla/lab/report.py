@@ -1,27 +1,46 @@
 """`dla lab report`: the results of experiments as tables, in Markdown and as a page with plots."""
 
 import json
-import math
 import sys
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from dla import jsonl
 from dla.lab.check import REQUIRED, check_run
-from dla.lab.html import BEST, CHANCE, Table, page
-from dla.lab.plots import Picture, draw
-from dla.lab.statistics import Estimate, Result, Row, Summary, TaskSummary, latest, summarise
-from dla.plotting import styles
-from dla.report import escape_markdown, is_number
+from dla.lab.plots import draw
+from dla.lab.statistics import (
+    Contender,
+    Estimate,
+    Result,
+    Summary,
+    TaskSummary,
+    canonical,
+    latest,
+    settings,
+    status,
+    summarise,
+    value_text,
+)
+from dla.report import Cell, Head, Row, Table, escape_markdown, is_number, jsonl
+from dla.report.page import Fold, Picture, Section, page
+from dla.report.plots import NO_MATPLOTLIB, styles
+from dla.report.tables import MEASURED
+from dla.report.words import DASH, duration, few_digits, how_many
 
-__all__ = ["load", "summarise", "write_report", "Estimate", "Result", "Row", "Summary", "TaskSummary"]
+__all__ = ["load", "summarise", "write_report", "Contender", "Estimate", "Result", "Summary", "TaskSummary"]
 
 MOST_STARTS = 1000  # places of a damaged line at which a run is looked for
-NO_PLOTS = "matplotlib is not installed, so the page has no plots: pip install 'dynamic-linear-attention[plot]'"
+NO_PLOTS = f"matplotlib is not installed, so the page has no plots: {NO_MATPLOTLIB}"
 MARKS = {"tied": " ≈", "untested": " ?"}
+CHANCE, WORDS = "chance", "words"  # what rows of a table are that are not measured
+LEGEND = (
+    "Accuracy: mean over n seeds ± half its 95 % interval (Student t; a dash with one seed), of the runs that did "
+    "not diverge or fail; those are counted under n. In bold the best; ≈ not significantly below it, ? too few "
+    "common seeds to tell (both paired over common seeds, at 5 %, without correction for the number of rows). "
+    "State bytes: live ones, the mean per sequence."
+)
 
 
 def run(results: Path, *, out: Path | None = None, baseline: str | None = None, as_json: bool = False) -> int:
@@ -93,14 +112,15 @@ def _write(summary: Summary, out: Path) -> tuple[Path, list[str]]:
         pictures = [draw(task, style) for task in summary.tasks]
     except ImportError:
         missing = [NO_PLOTS]
-    tables = [task_table(task) for task in summary.tasks]
-    texts = [task_notes(task) for task in summary.tasks]
+    sections = [
+        Section(task_table(task), drawn, [_settings(task), _runs(task)])
+        for task, drawn in zip(summary.tasks, pictures, strict=True)
+    ]
+    text = page(title(summary), [overview(summary), LEGEND, *missing], sections)
     out.mkdir(parents=True, exist_ok=True)
     (out / "report.md").write_text(markdown(summary), encoding="utf-8", newline="\n")
-    path = out / "report.html"
-    text = page(summary, title(summary), [overview(summary), legend(), *missing], tables, texts, pictures)
-    path.write_text(text, encoding="utf-8", newline="\n")
-    return path, missing
+    (out / "report.html").write_text(text, encoding="utf-8", newline="\n")
+    return out / "report.html", missing
 
 
 def as_dict(summary: Summary) -> dict[str, Any]:
@@ -122,16 +142,10 @@ def _without_nan(value: Any) -> Any:
     return None if isinstance(value, float) and not is_number(value) else value
 
 
-# The text.
-
-
 def markdown(summary: Summary) -> str:
     """The report as Markdown, its tables aligned; the same for the same runs in any order."""
-    parts = [f"# {escape_markdown(title(summary))}", escape_markdown(overview(summary)), legend()]
-    for task in summary.tasks:
-        notes = map(escape_markdown, task_notes(task))
-        parts += [f"## {escape_markdown(task.title)}", markdown_table(task_table(task)), *notes]
-    return "\n\n".join(parts) + "\n"
+    parts = [f"# {escape_markdown(title(summary))}\n", f"{escape_markdown(overview(summary))}\n", f"{LEGEND}\n"]
+    return "\n".join([*parts, *(task_table(task).markdown(2) for task in summary.tasks)])
 
 
 def title(summary: Summary) -> str:
@@ -139,20 +153,38 @@ def title(summary: Summary) -> str:
 
 
 def overview(summary: Summary) -> str:
-    lost = _lost(summary.diverged, summary.failed)
+    lost = _lost(summary)
     versions = ", ".join(f"{name} {' and '.join(found)}" for name, found in summary.versions.items())
-    counts = f"{_count(len(summary.runs), 'run')}{f' ({lost})' if lost else ''}"
-    rows, tasks = _count(len(summary.names), "row"), _count(len(summary.tasks), "task")
+    counts = f"{how_many(len(summary.runs), 'run')}{f' ({lost})' if lost else ''}"
+    rows, tasks = how_many(len(summary.names), "row"), how_many(len(summary.tasks), "task")
     return f"{counts}: {rows} on {tasks}, {duration(summary.seconds)} in all{f'; {versions}' if versions else ''}."
 
 
-def legend() -> str:
-    return (
-        "Accuracy: mean over n seeds ± half its 95 % interval (Student t; a dash with one seed), of the runs that did "
-        "not diverge or fail; those are counted under n. In bold the best; ≈ not significantly below it, ? too few "
-        "common seeds to tell (both paired over common seeds, at 5 %, without correction for the number of rows). "
-        "State bytes: live ones, the mean per sequence."
-    )
+# The table of a task.
+
+
+def task_table(task: TaskSummary) -> Table:
+    """A line a row, the best first, and one for chance. Columns that no row has a figure for are left out."""
+    rows = task.rows
+    columns = {"accuracy": [_text(row.accuracy) + MARKS.get(row.standing, "") for row in rows]}
+    columns["n"] = [f"{_n(row)} ({lost})" if (lost := _lost(row)) else str(_n(row)) for row in rows]
+    for i, (name, _) in enumerate(task.evaluations):
+        columns[name] = [_text(row.evaluations[i], n=_n(row)) for row in rows]
+    if task.baseline is not None:
+        columns[f"vs {task.baseline}"] = [_text(row.difference, n=_n(row), signed=True) for row in rows]
+    columns["parameters"] = [_whole(row.figures["parameters"]) for row in rows]
+    columns["state bytes"] = [_whole(row.figures["state_bytes"]) for row in rows]
+    columns["s/run"] = [few_digits(row.figures["seconds"]) for row in rows]
+    for name in dict.fromkeys(name for row in rows for name in row.memory):
+        columns[name.replace("_", " ")] = [few_digits(row.memory.get(name)) for row in rows]
+    kept = {name: texts for name, texts in columns.items() if set(texts) != {DASH}}
+    lines = [
+        Row(_row_name(row), MEASURED, _cells(texts, best=row.standing == "best"), best=row.standing == "best")
+        for row, *texts in zip(rows, *kept.values(), strict=True)
+    ]
+    if task.chance is not None and "accuracy" in kept:
+        lines.append(Row("chance", CHANCE, _cells([f"{task.chance:.3f}", *[""] * (len(kept) - 1)])))
+    return Table("", task.title, [Head(name) for name in kept], lines, task_notes(task), corner="row")
 
 
 def task_notes(task: TaskSummary) -> list[str]:
@@ -163,39 +195,15 @@ def task_notes(task: TaskSummary) -> list[str]:
     elif task.asked_baseline is not None:
         notes.append(f"There is no row {task.asked_baseline} here to compare with.")
     for row in task.rows:
-        if lost := _lost(row.diverged, row.failed):
-            notes.append(f"{row.name}: {lost} of {_count(len(row.runs), 'run')}, left out of the means.")
+        if lost := _lost(row):
+            notes.append(f"{row.name}: {lost} of {how_many(len(row.runs), 'run')}, left out of the means.")
         if row.repeated:
             seeds = ", ".join(map(str, row.repeated))
             notes.append(f"{row.name}: several runs with the same seed ({seeds}), averaged before anything else.")
     return notes
 
 
-def task_table(task: TaskSummary) -> Table:
-    """A line a row, the best first, and one for chance. Columns that no row has a figure for are left out."""
-    columns: dict[str, list[str]] = {"row": [_row_name(row) for row in task.rows]}
-    columns["accuracy"] = [estimate_text(row.accuracy) + MARKS.get(row.standing, "") for row in task.rows]
-    columns["n"] = [_n_text(row) for row in task.rows]
-    for i, (name, _) in enumerate(task.evaluations):
-        columns[name] = [estimate_text(row.evaluations[i], n=_n(row)) for row in task.rows]
-    if task.baseline is not None:
-        changes = [estimate_text(row.difference, n=_n(row), signed=True) for row in task.rows]
-        columns[f"vs {task.baseline}"] = changes
-    columns["parameters"] = [_whole(row.figures["parameters"]) for row in task.rows]
-    columns["state bytes"] = [_whole(row.figures["state_bytes"]) for row in task.rows]
-    columns["s/run"] = [_figure(row.figures["seconds"]) for row in task.rows]
-    for name in dict.fromkeys(name for row in task.rows for name in row.memory):
-        columns[name.replace("_", " ")] = [_figure(row.memory.get(name)) for row in task.rows]
-    kept = {name: cells for name, cells in columns.items() if set(cells) != {"–"}}
-    cells = [list(line) for line in zip(*kept.values(), strict=True)]
-    classes = [BEST if row.standing == "best" else "" for row in task.rows]
-    if task.chance is not None:
-        cells.append(["chance", f"{task.chance:.3f}", *[""] * (len(kept) - 2)])
-        classes.append(CHANCE)
-    return Table(list(kept), cells, classes)
-
-
-def _row_name(row: Row) -> str:
+def _row_name(row: Contender) -> str:
     told = [] if row.control is None else [f"control {row.control.replace('_', ' ')}"]
     if row.match is not None:
         ratio = "" if row.match_ratio is None else f", {row.match_ratio:.2f}× its bytes"
@@ -203,64 +211,68 @@ def _row_name(row: Row) -> str:
     return f"{row.name} ({'; '.join(told)})" if told else row.name
 
 
-def estimate_text(value: Estimate | None, *, n: int | None = None, signed: bool = False) -> str:
+def _cells(texts: Iterable[str], best: bool = False) -> list[Cell]:
+    return [Cell(text, best=best and i == 0) for i, text in enumerate(texts)]
+
+
+def _text(value: Estimate | None, *, n: int | None = None, signed: bool = False) -> str:
     """mean ± half; with the number of seeds if it is not n."""
     if value is None:
-        return "–"
-    mean = f"{value.mean:+.3f}".replace("-", "−") if signed else f"{value.mean:.3f}"
-    half = "–" if value.half is None else f"{value.half:.3f}"
-    return f"{mean} ± {half}" + ("" if n in (None, value.n) else f" (n {value.n})")
+        return DASH
+    return value.text(signed) + ("" if n in (None, value.n) else f" (n {value.n})")
 
 
-def _n(row: Row) -> int:
+def _n(row: Contender) -> int:
     return 0 if row.accuracy is None else row.accuracy.n
 
 
-def _n_text(row: Row) -> str:
-    lost = _lost(row.diverged, row.failed)
-    return f"{_n(row)} ({lost})" if lost else str(_n(row))
-
-
-def _lost(diverged: int, failed: int) -> str:
-    return ", ".join(f"{n} {what}" for n, what in ((diverged, "diverged"), (failed, "failed")) if n)
-
-
-def _count(n: int, what: str) -> str:
-    return f"{n} {what}{'' if n == 1 else 's'}"
+def _lost(found: Summary | Contender) -> str:
+    counts = {"diverged": found.diverged, "failed": found.failed}
+    return ", ".join(f"{n} {what}" for what, n in counts.items() if n)
 
 
 def _whole(value: float | None) -> str:
-    return "–" if value is None else f"{value:,.0f}"
+    return DASH if value is None else f"{value:,.0f}"
 
 
-def _figure(value: float | None) -> str:
-    """Three digits or so."""
-    if value is None:
-        return "–"
-    return f"{value:,.{max(0, 2 - int(math.log10(max(abs(value), 1))))}f}"
+# What the page has folded away.
 
 
-def duration(seconds: float) -> str:
-    if seconds < 120:
-        return f"{seconds:.0f} s"
-    minutes = round(seconds / 60)
-    return f"{minutes} min" if minutes < 120 else f"{minutes // 60} h {minutes % 60} min"
-
-
-def markdown_table(table: Table) -> str:
-    """Aligned, the best in bold."""
-    lines = [[escape_markdown(x) for x in line] for line in [table.header, *table.cells]]
-    for line, kind in zip(lines[1:], table.classes, strict=True):
-        if kind == BEST:
-            line[:2] = [f"**{x}**" for x in line[:2]]
-    widths = [max(2, *(len(line[i]) for line in lines)) for i in range(len(table.header))]
-    rule = ["-" * widths[0], *("-" * (width - 1) + ":" for width in widths[1:])]
-    return "\n".join(_line(line, widths) for line in [lines[0], rule, *lines[1:]])
-
-
-def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
-    return (
-        "| "
-        + " | ".join(x.rjust(w) if i else x.ljust(w) for i, (x, w) in enumerate(zip(cells, widths, strict=True)))
-        + " |"
+def _settings(task: TaskSummary) -> Fold:
+    """Every setting of the task and of each row."""
+    own = {name: value_text(task.task[name]) for name in sorted(task.task)}
+    return Fold(
+        "Settings", [Fold("the task", _pairs(own)), *(Fold(x.name, _pairs(_row_settings(x))) for x in task.rows)]
     )
+
+
+def _row_settings(row: Contender) -> dict[str, str]:
+    """Values by name; several where the runs of the row differ."""
+    every = [settings(run) for run in row.runs]
+    found = {"seeds": ", ".join(str(run["seed"]) for run in row.runs)}
+    for name in sorted({name for one in every for name in one}):
+        values = sorted({value_text(one.get(name)) for one in every})
+        found[name.replace(".", ": ").replace("_", " ")] = " | ".join(values)
+    return {**found, "state bytes held": _whole(row.figures["state_bytes_held"])}
+
+
+def _pairs(texts: dict[str, str]) -> Table:
+    rows = [Row(name, WORDS, [Cell(text)]) for name, text in texts.items()]
+    return Table("", "", [Head("")], rows, [], corner="")
+
+
+def _runs(task: TaskSummary) -> Fold:
+    """Every run, also those that diverged or failed."""
+    figures = ("accuracy", "loss", "parameters", "state_bytes", "seconds")
+    heads = [Head(name.replace("_", " ")) for name in ("seed", "outcome", *figures, "key")]
+    rows = []
+    for row in task.rows:
+        for run in row.runs:
+            outcome = status(run) + (f": {run['error']}" if run.get("error") else "")
+            texts = [str(run["seed"]), outcome, *(_exact(run.get(name)) for name in figures), run["key"]]
+            rows.append(Row(row.name, MEASURED, _cells(texts)))
+    return Fold(f"Every run ({len(rows)})", Table("", "", heads, rows, [], corner="row"))
+
+
+def _exact(value: object) -> str:
+    return DASH if value is None else f"{value:.6g}" if isinstance(value, float) else canonical(value)

@@ -1,4 +1,4 @@
-"""`dla lab run`: the cells of a grid on this machine's cores, one line of results for each."""
+"""`dla lab run`: the trials of a grid on this machine's cores, one line of results for each."""
 
 import multiprocessing
 import os
@@ -17,12 +17,12 @@ from typing import Any
 import torch
 from transformers.utils.logging import disable_progress_bar
 
-from dla.jsonl import Writer, read
-from dla.lab.cell import Cell, run_cell
 from dla.lab.grid import Grid, read_grid
 from dla.lab.measure import matched
+from dla.lab.trial import Trial, run_trial
 from dla.machine import keep_freed_memory
 from dla.report import is_number, shown
+from dla.report.jsonl import Writer, read
 
 Result = dict[str, Any]
 HEARD = 10  # steps after which a worker reports
@@ -50,54 +50,55 @@ def run(path: str | Path, *, out: Path | None = None, workers: int | None = None
 
 
 def run_grid(grid: Grid, file: Path, workers: int | None = None, save_models: bool = False) -> list[Result]:
-    """The results of all cells, in the order of the grid. Those already in ``file`` are not run again.
+    """The results of all trials, in the order of the grid. Those already in ``file`` are not run again.
 
     ``save_models``: the trained models go to the folder models/KEY beside the file.
     """
     done = {result["key"]: result for result in read_results(file)}
     workers = workers or max(1, os.cpu_count() or 1)
-    first = [cell for cell in grid.cells if cell.match is None]
-    later = [cell for cell in grid.cells if cell.match is not None]
+    first = [trial for trial in grid.trials if trial.match is None]
+    later = [trial for trial in grid.trials if trial.match is not None]
     with Writer(file, durable=True) as lines, _Progress(grid, done) as progress:
-        for cells in (first, later):
-            missing = [sized(cell, grid, done) for cell in cells if cell.key not in done]
+        for trials in (first, later):
+            missing = [sized(trial, grid, done) for trial in trials if trial.key not in done]
             folder = file.parent / "models" if save_models else None
             for asked, result in _run_all(missing, workers, progress, folder):
                 result["key"] = asked.key
                 done[asked.key] = result
                 lines.append(result)
                 progress.finished(asked, result)
-    return [done[cell.key] for cell in grid.cells]
+    return [done[trial.key] for trial in grid.trials]
 
 
-def sized(cell: Cell, grid: Grid, done: dict[str, Result]) -> tuple[Cell, Cell]:
-    """The cell as asked for, and as it is to run: with the memory of the row that it is matched to."""
-    if cell.match is None:
-        return cell, cell
+def sized(trial: Trial, grid: Grid, done: dict[str, Result]) -> tuple[Trial, Trial]:
+    """The trial as asked for, and as it is to run: with the memory of the row that it is matched to."""
+    if trial.match is None:
+        return trial, trial
     other = next(
-        c for c in grid.cells if (c.label, c.task, c.seed) == (cell.match, cell.task, cell.seed) and c.match is None
+        c for c in grid.trials if (c.label, c.task, c.seed) == (trial.match, trial.task, trial.seed) and c.match is None
     )
     found = done[other.key].get("state_bytes")
     if not is_number(found) or found < 0:
         what = f"the result of row {other.label!r}, seed {other.seed}"
         raise ValueError(f"{what}: 'state_bytes' must be a number >= 0, got {shown(found)}; mend or remove its line")
-    sizes = matched(cell.config(), found, cell.tasks()[0].length)
-    return cell, replace(cell, model={**cell.model, **sizes})
+    sizes = matched(trial.config(), found, trial.tasks()[0].length)
+    return trial, replace(trial, model={**trial.model, **sizes})
 
 
 def _run_all(
-    cells: list[tuple[Cell, Cell]], workers: int, progress: "_Progress", folder: Path | None
-) -> Iterator[tuple[Cell, Result]]:
-    """Results as they come, each with the cell as it was asked for."""
-    if not cells:
+    trials: list[tuple[Trial, Trial]], workers: int, progress: "_Progress", folder: Path | None
+) -> Iterator[tuple[Trial, Result]]:
+    """Results as they come, each with the trial as it was asked for."""
+    if not trials:
         return
     context = multiprocessing.get_context("spawn")
     steps: Any = context.Queue()
-    pool = ProcessPoolExecutor(min(workers, len(cells)), context, _start_worker, (steps,))
+    pool = ProcessPoolExecutor(min(workers, len(trials)), context, _start_worker, (steps,))
     try:
         with _deaf_to_interrupts():
-            running: dict[Future[Result], Cell] = {
-                pool.submit(_work, cell, None if folder is None else folder / asked.key): asked for asked, cell in cells
+            running: dict[Future[Result], Trial] = {
+                pool.submit(_work, trial, None if folder is None else folder / asked.key): asked
+                for asked, trial in trials
             }
         while running:
             finished, _ = wait(running, timeout=0.2, return_when=FIRST_COMPLETED)
@@ -123,7 +124,7 @@ def _deaf_to_interrupts() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _result(future: Future[Result], cell: Cell) -> Result:
+def _result(future: Future[Result], trial: Trial) -> Result:
     """What a worker found; an OSError of one line if it could not."""
     try:
         return future.result()
@@ -131,7 +132,7 @@ def _result(future: Future[Result], cell: Cell) -> Result:
         raise OSError("a worker was ended from outside, perhaps for lack of memory; try fewer --workers") from error
     except (RuntimeError, MemoryError) as error:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise OSError(f"row {cell.label!r}, task {cell.task['name']!r}, seed {cell.seed}: {reason}") from error
+        raise OSError(f"row {trial.label!r}, task {trial.task['name']!r}, seed {trial.seed}: {reason}") from error
 
 
 def _start_worker(steps: Any) -> None:
@@ -151,12 +152,12 @@ def _end_with_parent() -> None:
     os._exit(1)
 
 
-def _work(cell: Cell, folder: Path | None) -> Result:
+def _work(trial: Trial, folder: Path | None) -> Result:
     def progress(step: int) -> None:
-        if step % HEARD == 0 or step == cell.training.steps:
+        if step % HEARD == 0 or step == trial.training.steps:
             _progress.put((step - 1) % HEARD + 1)
 
-    return run_cell(cell, progress, folder)
+    return run_trial(trial, progress, folder)
 
 
 def read_results(file: Path) -> list[Result]:
@@ -171,14 +172,14 @@ def read_results(file: Path) -> list[Result]:
 
 
 class _Progress:
-    """A bar over the steps of all cells, with rate and time left; a line for each cell where nobody is looking."""
+    """A bar over the steps of all trials, with rate and time left; a line for each trial where nobody is looking."""
 
     def __init__(self, grid: Grid, done: dict[str, Result]) -> None:
         from tqdm import tqdm  # type: ignore[import-untyped]
 
-        self.left = [cell for cell in grid.cells if cell.key not in done]
-        self.total, self.count = len(grid.cells), len(grid.cells) - len(self.left)
-        steps = sum(cell.training.steps for cell in self.left)
+        self.left = [trial for trial in grid.trials if trial.key not in done]
+        self.total, self.count = len(grid.trials), len(grid.trials) - len(self.left)
+        steps = sum(trial.training.steps for trial in self.left)
         self.bar = tqdm(total=steps, unit=" steps", disable=not sys.stderr.isatty(), dynamic_ncols=True, desc=grid.name)
 
     def __enter__(self) -> "_Progress":
@@ -194,7 +195,7 @@ class _Progress:
             except queue.Empty:
                 return
 
-    def finished(self, cell: Cell, result: Result) -> None:
+    def finished(self, trial: Trial, result: Result) -> None:
         self.count += 1
-        line = f"{self.count}/{self.total} {cell.label}, {cell.task['name']}, seed {cell.seed}: "
+        line = f"{self.count}/{self.total} {trial.label}, {trial.task['name']}, seed {trial.seed}: "
         self.bar.write(line + f"accuracy {result['accuracy']:.3f} in {result['seconds']:.0f} s", file=sys.stderr)

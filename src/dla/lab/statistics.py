@@ -12,7 +12,8 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
-from dla.report import is_number, one_line
+from dla.report import is_number, one_line, words
+from dla.report.values import grouped
 
 Result = dict[str, Any]
 
@@ -28,10 +29,17 @@ class Estimate:
     half: float | None  # of the 95 % interval's width, by Student's t; None with one seed
     n: int
 
+    def text(self, signed: bool = False) -> str:
+        """0.973 ± 0.052"""
+        return words.plus_minus(words.signed(self.mean, 3) if signed else f"{self.mean:.3f}", self.half)
+
 
 @dataclass(frozen=True)
-class Row:
-    """All runs of one contender on one task. Figures are means over the finished runs, None where there are none."""
+class Contender:
+    """All runs of one contender on one task, a row of its table.
+
+    Figures are means over the finished runs, None where there are none.
+    """
 
     name: str  # the label; with what tells it from others, if several contenders have that label
     label: str
@@ -60,7 +68,7 @@ class TaskSummary:
     task: dict[str, Any]
     chance: float | None
     evaluations: list[tuple[str, dict[str, Any]]]  # title and task, beside the task itself
-    rows: list[Row]  # the best first
+    rows: list[Contender]  # the best first
     baseline: str | None  # the name of its row here; None if there is none
     asked_baseline: str | None
 
@@ -85,26 +93,21 @@ def summarise(results: Iterable[Result], baseline: str | None = None) -> Summary
         baseline: the label (or the name) of the row to which all others of its task are compared.
     """
     runs = sorted(latest(results), key=lambda run: (canonical(run["task"]), run["label"], run["seed"], run["key"]))
-    by_task: dict[str, list[Result]] = {}
-    for run in runs:
-        by_task.setdefault(canonical(run["task"]), []).append(run)
+    by_task = grouped((canonical(run["task"]), run) for run in runs)
     groups = sorted(by_task.values(), key=lambda group: option_order(group[0]["task"]))
     titles = task_titles([group[0]["task"] for group in groups])
     tasks = [_summarise_task(title, group, baseline) for title, group in zip(titles, groups, strict=True)]
     names = sorted({row.name for task in tasks for row in task.rows})
     if baseline is not None and all(task.baseline is None for task in tasks):
         raise ValueError(f"baseline must be one of {', '.join(map(repr, names))}, got {baseline!r}")
-    versions: dict[str, set[str]] = {}
-    for run in runs:
-        for name, version in (run.get("versions") or {}).items():
-            versions.setdefault(name, set()).add(str(version))
+    versions = grouped((name, str(x)) for run in runs for name, x in (run.get("versions") or {}).items())
     return Summary(
         tasks=tasks,
         runs=runs,
         diverged=sum(status(run) == "diverged" for run in runs),
         failed=sum(status(run) == "failed" for run in runs),
         seconds=math.fsum(run["seconds"] for run in runs if is_number(run.get("seconds"))),
-        versions={name: sorted(versions[name]) for name in sorted(versions)},
+        versions={name: sorted(set(versions[name])) for name in sorted(versions)},
         grids=sorted({str(run["grid"]) for run in runs if run.get("grid")}),
         names=names,
     )
@@ -167,7 +170,7 @@ def _summarise_task(title: str, runs: list[Result], baseline: str | None) -> Tas
     task = runs[0]["task"]
     others = {canonical(e["task"]): e["task"] for run in runs for e in run.get("evaluations") or []}
     keys = sorted(others, key=lambda key: (option_order(dict(differing(task, others[key]))), key))
-    rows = [_row(name, group, keys) for name, group in _groups(runs).items()]
+    rows = [_contender(name, group, keys) for name, group in _groups(runs).items()]
     rows.sort(key=lambda row: (row.accuracy is None, -row.accuracy.mean if row.accuracy else 0.0, row.name))
     reference = _find(rows, baseline)
     return TaskSummary(
@@ -183,11 +186,9 @@ def _summarise_task(title: str, runs: list[Result], baseline: str | None) -> Tas
 
 def _groups(runs: list[Result]) -> dict[str, list[Result]]:
     """The runs of each contender by its name: those with the same label and settings, whatever the seed."""
-    by_label: dict[str, dict[str, list[Result]]] = {}
-    for run in runs:
-        by_label.setdefault(run["label"], {}).setdefault(canonical(_identity(run)), []).append(run)
     named: dict[str, list[Result]] = {}
-    for label, groups in by_label.items():
+    for label, own in grouped((run["label"], run) for run in runs).items():
+        groups = grouped((canonical(_identity(run)), run) for run in own)
         identities = [json.loads(key) for key in groups]
         varied = sorted(
             name for name in {n for i in identities for n in i} if len({canonical(i.get(name)) for i in identities}) > 1
@@ -214,7 +215,7 @@ def settings(run: Result) -> dict[str, Any]:
     return flat
 
 
-def _row(name: str, runs: list[Result], evaluations: list[str]) -> Row:
+def _contender(name: str, runs: list[Result], evaluations: list[str]) -> Contender:
     finished = [run for run in runs if status(run) == "finished"]
     seeds = [run["seed"] for run in finished]
     figures = ("parameters", "state_bytes", "state_bytes_held", "seconds", "loss")
@@ -222,7 +223,7 @@ def _row(name: str, runs: list[Result], evaluations: list[str]) -> Row:
     order = [key for key in MEMORY_FIGURES if key in memory] + sorted(memory - {*MEMORY_FIGURES})
     means = {key: _mean((run.get("memory") or {}).get(key) for run in finished) for key in order}
     control = runs[0].get("control")
-    return Row(
+    return Contender(
         name=name,
         label=runs[0]["label"],
         control=control["name"] if isinstance(control, dict) else control,
@@ -240,18 +241,18 @@ def _row(name: str, runs: list[Result], evaluations: list[str]) -> Row:
 
 def by_seed(runs: Iterable[Result], evaluation: str | None = None, name: str = "accuracy") -> dict[int, float]:
     """Accuracy (or loss) of each seed, on the task or on the evaluation of that key; without those that have none."""
-    found: dict[int, list[float]] = {}
+    pairs = []
     for run in runs:
         value = run.get(name)
         if evaluation is not None:
             measured = {canonical(e["task"]): e.get(name) for e in run.get("evaluations") or []}
             value = measured.get(evaluation)
         if is_number(value):
-            found.setdefault(run["seed"], []).append(value)
-    return {seed: statistics.fmean(values) for seed, values in found.items()}
+            pairs.append((run["seed"], value))
+    return {seed: statistics.fmean(values) for seed, values in grouped(pairs).items()}
 
 
-def _find(rows: list[Row], name: str | None) -> Row | None:
+def _find(rows: list[Contender], name: str | None) -> Contender | None:
     """The row of that name, or else of that label."""
     found = [row for row in rows if row.name == name] or [row for row in rows if row.label == name]
     if len(found) > 1:
@@ -260,7 +261,7 @@ def _find(rows: list[Row], name: str | None) -> Row | None:
     return found[0] if found else None
 
 
-def _compared(row: Row, rows: list[Row], baseline: Row | None) -> Row:
+def _compared(row: Contender, rows: list[Contender], baseline: Contender | None) -> Contender:
     best = rows[0]
     standing = "below"
     if row.accuracy is not None and best.accuracy is not None:

@@ -23,21 +23,12 @@ from typing import Annotated, Literal
 
 from dla.files import parse_toml
 from dla.lab.dots import Panel, draw_dots
-from dla.lab.html import Table
-from dla.lab.report import estimate_text, load, markdown_table
-from dla.lab.statistics import (
-    Result,
-    by_seed,
-    canonical,
-    difference,
-    estimate,
-    evaluation_title,
-    option_order,
-    status,
-    task_titles,
-)
+from dla.lab.report import load
+from dla.lab.statistics import Result, TaskSummary, by_seed, canonical, difference, estimate, status, summarise
 from dla.names import check_known
-from dla.report import escape_markdown, is_number, shown
+from dla.report import Cell, Head, Row, Table, escape_markdown, is_number, shown
+from dla.report.tables import MEASURED
+from dla.report.words import DASH
 from dla.typed import Limit, convert
 
 START, END = "<!-- table\n", "<!-- end -->"
@@ -62,12 +53,20 @@ class Asked:
 
 
 @dataclass(frozen=True)
-class Column:
+class TaskColumn:
     """A task, or one of its evaluations."""
 
     title: str
-    task: str  # canonical
-    evaluation: str | None
+    task: TaskSummary
+    evaluation: str | None  # canonical
+
+    def runs(self, label: str) -> list[Result]:
+        """The finished ones of a row."""
+        return [run for one in self.task.rows if one.label == label for run in one.finished]
+
+    def values(self, label: str, name: str) -> dict[int, float]:
+        """By seed."""
+        return by_seed(self.runs(label), self.evaluation, name)
 
 
 def run(
@@ -141,38 +140,46 @@ def _asked(text: str) -> Asked:
 def table(asked: Asked, results: Path) -> str:
     """In Markdown: a line a row, a column a task or evaluation, each the mean ± half its 95 % interval over seeds."""
     runs, labels, places = _read(asked, results)
-    header, lines = [""], [[label] for label in labels]
+    cells: dict[str, list[Cell]] = {label: [] for label in labels}
     for place in places:
-        header.append(place.title)
-        base = _values(runs, place, asked.baseline, asked.value) if asked.baseline else {}
-        for line in lines:
-            values = _values(runs, place, line[0], asked.value)
-            line.append(estimate_text(estimate([*values.values()])))
-            if base and line[0] != asked.baseline and (change := difference(values, base)) is not None:
-                line[-1] += f" ({estimate_text(change, signed=True)})"
+        base = place.values(asked.baseline, asked.value) if asked.baseline else {}
+        for label in labels:
+            values = place.values(label, asked.value)
+            found = estimate([*values.values()])
+            text = DASH if found is None else found.text()
+            if base and label != asked.baseline and (change := difference(values, base)) is not None:
+                text += f" ({change.text(signed=True)})"
+            cells[label].append(Cell(text))
     for name in asked.figures:
-        header.append(name.replace("_", " "))
-        for line in lines:
-            line.append(_figure(runs, places[0], line[0], name))
-    lost = {line[0]: [r for r in runs if r["label"] == line[0] and status(r) != "finished"] for line in lines}
-    names = {label: escape_markdown(label) for label in [*lost, asked.baseline or ""]}
-    notes = [f"{names[label]}: {len(found)} diverged or failed, left out." for label, found in lost.items() if found]
+        for label in labels:
+            cells[label].append(Cell(_figure(places[0].runs(label), name)))
+    heads = [Head(text) for text in [*(place.title for place in places), *(x.replace("_", " ") for x in asked.figures)]]
+    shown = Table("", "", heads, [Row(label, MEASURED, line) for label, line in cells.items()], [], corner="")
+    return "\n\n".join([shown.markdown_lines(), *_notes(asked, runs, labels)])
+
+
+def _notes(asked: Asked, runs: Sequence[Result], labels: Sequence[str]) -> list[str]:
+    lost = {label: sum(run["label"] == label and status(run) != "finished" for run in runs) for label in labels}
+    notes = [f"{escape_markdown(label)}: {n} diverged or failed, left out." for label, n in lost.items() if n]
     seeds = sorted({run["seed"] for run in runs})
-    notes.append(f"Seeds {', '.join(map(str, seeds))}; {_count(runs)}; {asked.value}, mean ± half the 95 % interval")
-    notes[-1] += f", in brackets the paired difference to {names[asked.baseline]}." if asked.baseline else "."
+    counts = ((run.get("training") or {}).get("steps") for run in runs)
+    steps = " or ".join(map(str, sorted({n for n in counts if is_number(n)}))) or "unknown"
+    about = f"Seeds {', '.join(map(str, seeds))}; {steps} steps; {asked.value}, mean ± half the 95 % interval"
+    compared = f", in brackets the paired difference to {escape_markdown(asked.baseline)}" if asked.baseline else ""
+    notes.append(f"{about}{compared}.")
     if asked.plot is not None:
         notes.append(f"![{asked.value} of each row, a dot a seed]({asked.plot})")
-    return "\n\n".join([markdown_table(Table(header, lines, [""] * len(lines))), *notes])
+    return notes
 
 
 def draw(asked: Asked, results: Path, path: Path) -> None:
     """The table as a picture."""
-    runs, labels, places = _read(asked, results)
+    _, labels, places = _read(asked, results)
     panels = [
         Panel(
             place.title,
-            {label: [*_values(runs, place, label, asked.value).values()] for label in labels},
-            _chance(runs, place) if asked.value == "accuracy" else None,
+            {label: [*place.values(label, asked.value).values()] for label in labels},
+            place.task.chance if asked.value == "accuracy" else None,
         )
         for place in places
     ]
@@ -180,12 +187,7 @@ def draw(asked: Asked, results: Path, path: Path) -> None:
     path.write_bytes(draw_dots(labels, panels, asked.value))
 
 
-def _chance(runs: Sequence[Result], place: Column) -> float | None:
-    found = (run.get("chance") for run in runs if canonical(run["task"]) == place.task)
-    return next((chance for chance in found if is_number(chance)), None)
-
-
-def _read(asked: Asked, results: Path) -> tuple[list[Result], list[str], list[Column]]:
+def _read(asked: Asked, results: Path) -> tuple[list[Result], list[str], list[TaskColumn]]:
     """The runs, and the rows and columns that are asked for."""
     runs = load(_file(asked, results))
     labels = list(dict.fromkeys(run["label"] for run in runs))
@@ -204,47 +206,23 @@ def _file(asked: Asked, results: Path) -> Path:
     return results / asked.results / "results.jsonl"
 
 
-def columns(runs: Sequence[Result]) -> list[Column]:
-    """The tasks in the order of their options, each followed by its evaluations."""
-    tasks = {canonical(run["task"]): run["task"] for run in runs}
-    keys = sorted(tasks, key=lambda key: option_order(tasks[key]))
-    found: list[Column] = []
-    for key, title in zip(keys, task_titles([tasks[key] for key in keys]), strict=True):
-        found.append(Column(title, key, None))
-        others = {
-            canonical(e["task"]): e["task"]
-            for run in runs
-            if canonical(run["task"]) == key
-            for e in run.get("evaluations") or []
-        }
-        for other, options in others.items():
-            found.append(Column(f"→ {evaluation_title(tasks[key], options)}", key, other))
+def columns(runs: Sequence[Result]) -> list[TaskColumn]:
+    """The tasks in the order of their options, each followed by its evaluations in the order of the file."""
+    found: list[TaskColumn] = []
+    for task in summarise(runs).tasks:
+        found.append(TaskColumn(task.title, task, None))
+        others = [
+            canonical(e["task"]) for run in runs if run["task"] == task.task for e in run.get("evaluations") or []
+        ]
+        titles = {canonical(other): f"→ {title}" for title, other in task.evaluations}
+        found += [TaskColumn(titles[key], task, key) for key in dict.fromkeys(others)]
     return found
 
 
-def _values(runs: Sequence[Result], place: Column, label: str | None, name: str) -> dict[int, float]:
-    """By seed."""
-    return by_seed(_of(runs, place, label), place.evaluation, name)
-
-
-def _of(runs: Sequence[Result], place: Column, label: str | None) -> list[Result]:
-    return [
-        run
-        for run in runs
-        if run["label"] == label and canonical(run["task"]) == place.task and status(run) == "finished"
-    ]
-
-
-def _figure(runs: Sequence[Result], place: Column, label: str, name: str) -> str:
-    found = [{**(run.get("skipping") or {}), **(run.get("memory") or {}), **run} for run in _of(runs, place, label)]
+def _figure(runs: Sequence[Result], name: str) -> str:
+    found = [{**(run.get("skipping") or {}), **(run.get("memory") or {}), **run} for run in runs]
     numbers = [x[name] for x in found if is_number(x.get(name))]
     if not numbers:
-        return "–"
+        return DASH
     mean = sum(numbers) / len(numbers)
     return f"{mean:,.0f}" if mean >= 100 else f"{mean:.3g}"
-
-
-def _count(runs: Sequence[Result]) -> str:
-    found = [(run.get("training") or {}).get("steps") for run in runs]
-    steps = sorted({number for number in found if is_number(number)})
-    return f"{' or '.join(map(str, steps)) or 'unknown'} steps"

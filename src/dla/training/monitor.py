@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from dla.jsonl import Line, Writer, read
+from dla.report.jsonl import Line, Writer, read
 
 Record = dict[str, Any]
 LOG = "log.jsonl"

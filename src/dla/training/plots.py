@@ -9,33 +9,16 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from dla.plotting import (
-    FONT,
-    INK,
-    LEFT,
-    LONGEST,
-    QUIET,
-    Floats,
-    Style,
-    label_ends,
-    new_figure,
-    png,
-    room_for,
-    styles,
-    tidy,
-)
+from dla.report.plots import FONT, LONGEST, NO_MATPLOTLIB, QUIET, Floats, Style, drawing, label_ends, png, styles
+from dla.report.words import count_text
 from dla.training.monitor import Record
-from dla.training.read_log import Run, read_run
+from dla.training.read_log import RunLog, read_run
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 FILE = "curves.png"
-RIGHT = 0.975  # where the lower rows end, in fractions of the width
-TOP, GAP, FOOT = 0.35, 0.75, 0.85  # inches above, between and below the rows
-LOSS, SMALL = 2.7, 1.35  # inches: the rows' heights
-BETWEEN = 0.075  # columns, in fractions of the width
+LOSS, SMALL, FOOT = 3.3, 2.0, 0.4  # inches: the rows' heights, with their titles and axes, and the note's
 SMOOTH = 100  # smoothing reaches over this part of the run to either side
 LARGEST = 1e30  # numbers from here on, and those that are not finite, are not drawn
 TICKS = 7  # most of them on the axis of positions
@@ -43,7 +26,7 @@ MEMORY = {"boundary_rate": "Boundary rate", "live_states": "Live states", "W": "
 
 
 Points = tuple[Floats, Floats]
-Panel = Callable[["Axes", Sequence[Run], Mapping[str, Style]], None]
+Panel = Callable[["Axes", Sequence[RunLog], Mapping[str, Style]], None]
 
 
 def run(folders: list[Path], out: Path | None = None) -> int:
@@ -55,7 +38,7 @@ def run(folders: list[Path], out: Path | None = None) -> int:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(png)
     except ImportError:
-        error: object = "plots need matplotlib: pip install 'dynamic-linear-attention[plot]'"
+        error: object = f"plots need matplotlib: {NO_MATPLOTLIB}"
     except (OSError, ValueError) as caught:
         error = caught
     else:
@@ -83,26 +66,27 @@ def _shortened(name: str) -> str:
     return name if len(name) <= LONGEST else f"{name[: LONGEST // 3]}…{name[len(name) - LONGEST // 2 :]}"
 
 
-def draw(runs: Sequence[Run]) -> bytes:
+def draw(runs: Sequence[RunLog]) -> bytes:
     """The picture, as PNG. Raises ImportError without matplotlib."""
     style = styles([r.name for r in runs])
     rows = _rows(runs)
-    height = TOP + LOSS + sum(GAP + SMALL for _ in rows) + FOOT
-    figure = new_figure(height)
-    right = room_for(figure, [r.name for r in runs])
-    bottom = height - TOP - LOSS
-    loss = figure.add_axes((LEFT, bottom / height, right - LEFT, LOSS / height))
-    loss_panel(loss, runs, style)
-    for row in rows:
-        bottom -= GAP + SMALL
-        _draw_row(figure, row, (bottom / height, SMALL / height), runs, style)
+    heights = [LOSS, *[SMALL] * len(rows)]
     note = "Loss and gradient norm: faint as logged, strong smoothed. Markers: loss on validation data."
     note += "\nMemory: mean of the dynamic layers, band from the lowest to the highest." if len(rows) > 1 else ""
-    figure.text(LEFT, 0.08 / height, note, fontsize=FONT - 1, color=QUIET, va="bottom")
-    return png(figure)
+    with drawing(sum(heights) + FOOT) as figure:
+        figure.supxlabel(note, x=0.01, ha="left", fontsize=FONT - 1, color=QUIET)
+        top, *lower = figure.subfigures(len(heights), 1, squeeze=False, height_ratios=heights)[:, 0]
+        loss = top.subplots()
+        for part, row in zip(lower, rows, strict=True):
+            axes = part.subplots(1, len(row), width_ratios=[share for _, _, share in row])
+            for ax, (title, panel, _) in zip(axes, row, strict=True):
+                panel(ax, runs, style)
+                ax.set_title(title, fontsize=FONT)
+        loss_panel(loss, runs, style)  # last, since it settles the layout
+        return png(figure)
 
 
-def _rows(runs: Sequence[Run]) -> list[list[tuple[str, Panel, float]]]:
+def _rows(runs: Sequence[RunLog]) -> list[list[tuple[str, Panel, float]]]:
     """The small panels: title, what draws it, and its share of the width."""
     row: list[tuple[str, Panel, float]] = [("Gradient norm", norm_panel, 1), ("Learning rate", rate_panel, 1)]
     if any(_by_position(r) for r in runs):
@@ -113,40 +97,24 @@ def _rows(runs: Sequence[Run]) -> list[list[tuple[str, Panel, float]]]:
     return rows
 
 
-def _draw_row(
-    figure: Figure,
-    row: Sequence[tuple[str, Panel, float]],
-    place: tuple[float, float],
-    runs: Sequence[Run],
-    style: Mapping[str, Style],
-) -> None:
-    room = RIGHT - LEFT - BETWEEN * (len(row) - 1)
-    left = LEFT
-    for title, panel, share in row:
-        width = room * share / sum(share for _, _, share in row)
-        ax = figure.add_axes((left, place[0], width, place[1]))
-        panel(ax, runs, style)
-        ax.set_title(title, loc="left", fontsize=FONT, color=INK)
-        left += width + BETWEEN
-
-
 # The panels.
 
 
-def loss_panel(ax: Axes, runs: Sequence[Run], style: Mapping[str, Style]) -> None:
+def loss_panel(ax: Axes, runs: Sequence[RunLog], style: Mapping[str, Style]) -> None:
     """Training loss, faint as it was and strong smoothed, and the validation's as markers."""
     validation = {r.name: series(r.evaluations, "validation_loss") for r in runs}
     lines = _smooth_lines(ax, runs, "loss", style, [values for _, values in validation.values()])
-    for name, points in validation.items():
-        look = style[name]
-        ax.plot(*points, linestyle="", marker=look.marker, markersize=5.5,
-                color=look.colour, markeredgecolor="white", markeredgewidth=0.8, zorder=4, clip_on=False)  # fmt: skip
+    for name, (steps, losses) in validation.items():
+        if len(steps):
+            look = style[name]
+            ax.plot(steps, losses, linestyle="", marker=look.marker, markersize=5.5, color=look.colour,
+                    markeredgecolor="white", markeredgewidth=0.8, zorder=4, clip_on=False)  # fmt: skip
     _step_axis(ax, runs, 8)
-    ax.set_title("Loss", loc="left", fontsize=FONT + 1.5, color=INK)
+    ax.set_title("Loss")
     label_ends(ax, [(name, float(x[-1]), float(y[-1])) for name, (x, y) in lines.items()], style)
 
 
-def position_panel(ax: Axes, runs: Sequence[Run], style: Mapping[str, Style]) -> None:
+def position_panel(ax: Axes, runs: Sequence[RunLog], style: Mapping[str, Style]) -> None:
     """The last evaluation's loss over the position in the context, each stretch of it drawn at its end."""
     places: set[int] = set()
     for r in runs:
@@ -159,21 +127,20 @@ def position_panel(ax: Axes, runs: Sequence[Run], style: Mapping[str, Style]) ->
     first, last = int(np.floor(np.log2(min(places)))), int(np.ceil(np.log2(max(places))))
     every = -(-(last - first + 1) // TICKS)
     ticks = [2**i for i in range(last, first - 1, -every)]
-    ax.set_xticks(ticks, [_count(tick) for tick in ticks])
+    ax.set_xticks(ticks, [count_text(tick) for tick in ticks])
     ax.minorticks_off()
     ax.set_xlim(2 ** (first - 0.3), 2 ** (last + 0.3))
     _few_ticks(ax)
-    tidy(ax)
-    ax.set_xlabel("up to token", fontsize=FONT, color=INK)
+    ax.set_xlabel("up to token")
 
 
-def norm_panel(ax: Axes, runs: Sequence[Run], style: Mapping[str, Style]) -> None:
+def norm_panel(ax: Axes, runs: Sequence[RunLog], style: Mapping[str, Style]) -> None:
     """The norm of the gradient, before it was clipped."""
     _smooth_lines(ax, runs, "grad_norm", style)
     _step_axis(ax, runs)
 
 
-def rate_panel(ax: Axes, runs: Sequence[Run], style: Mapping[str, Style]) -> None:
+def rate_panel(ax: Axes, runs: Sequence[RunLog], style: Mapping[str, Style]) -> None:
     """The learning rate."""
     for r in runs:
         look = style[r.name]
@@ -181,12 +148,12 @@ def rate_panel(ax: Axes, runs: Sequence[Run], style: Mapping[str, Style]) -> Non
         ax.plot(steps, values, color=look.colour, linestyle=look.dash, linewidth=1.4, marker=_dot(steps))
     ax.set_ylim(bottom=0)
     _few_ticks(ax)
-    ax.yaxis.set_major_formatter(lambda x, _: _power(x))
+    ax.yaxis.set_major_formatter("{x:g}")
     _step_axis(ax, runs)
 
 
 def _memory_panel(name: str) -> Panel:
-    def panel(ax: Axes, runs: Sequence[Run], style: Mapping[str, Style]) -> None:
+    def panel(ax: Axes, runs: Sequence[RunLog], style: Mapping[str, Style]) -> None:
         for r in runs:
             if not r.memory:
                 continue
@@ -232,7 +199,7 @@ def smoothed(values: Floats) -> Floats:
 
 
 def _smooth_lines(
-    ax: Axes, runs: Sequence[Run], name: str, style: Mapping[str, Style], also: Sequence[Floats] = ()
+    ax: Axes, runs: Sequence[RunLog], name: str, style: Mapping[str, Style], also: Sequence[Floats] = ()
 ) -> dict[str, Points]:
     """Draw a noisy figure of every step, faint as it is and strong smoothed; the smoothed lines, by run.
 
@@ -243,7 +210,7 @@ def _smooth_lines(
         steps, values = series(r.steps, name)
         look, smooth = style[r.name], smoothed(values)
         ax.plot(steps, values, color=look.colour, linewidth=0.6, alpha=0.28 / len(runs) ** 0.5, zorder=2)
-        ax.plot(steps, smooth, color=look.colour, linestyle=look.dash, linewidth=1.6, marker=_dot(steps), zorder=3)
+        ax.plot(steps, smooth, color=look.colour, linestyle=look.dash, marker=_dot(steps), zorder=3)
         if len(steps):
             lines[r.name] = (steps, smooth)
             seen += [smooth, np.percentile(values, (1, 99))]
@@ -251,7 +218,7 @@ def _smooth_lines(
     return lines
 
 
-def _by_position(run: Run) -> dict[int, float]:
+def _by_position(run: RunLog) -> dict[int, float]:
     """Loss by the end of the stretch of positions, of the last evaluation."""
     last: Record = run.evaluations[-1] if run.evaluations else {}
     points = {int(key.rpartition("-")[2]) + 1: loss for key, loss in last.get("by_position", {}).items()}
@@ -277,30 +244,20 @@ def _log_scale(ax: Axes, shown: Floats) -> None:
     ax.yaxis.set_major_formatter("{x:g}")
 
 
-def _step_axis(ax: Axes, runs: Sequence[Run], ticks: int = 4) -> None:
+def _step_axis(ax: Axes, runs: Sequence[RunLog], ticks: int = 4) -> None:
     from matplotlib.ticker import MaxNLocator
 
     last = max(r.steps[-1]["step"] for r in runs)
     ax.set_xlim(0, max(last, 1))
     ax.xaxis.set_major_locator(MaxNLocator(ticks, integer=True, steps=[1, 2, 2.5, 5, 10]))
-    ax.xaxis.set_major_formatter(lambda x, _: _count(x, 1000))
-    ax.set_xlabel("step", fontsize=FONT, color=INK)
-    tidy(ax)
+    ax.xaxis.set_major_formatter(lambda x, _: count_text(x, 1000))
+    ax.set_xlabel("step")
 
 
 def _few_ticks(ax: Axes) -> None:
     from matplotlib.ticker import MaxNLocator
 
     ax.yaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 5, 10]))
-
-
-def _power(x: float) -> str:
-    digits, power = f"{x:.1e}".split("e")
-    return f"{float(digits):g}e{int(power)}" if x else "0"
-
-
-def _count(x: float, thousand: int = 1024) -> str:
-    return f"{x:g}" if x < thousand else f"{x / thousand:g}k" if x < thousand**2 else f"{x / thousand**2:g}M"
 
 
 def _dot(steps: Sequence[float] | Floats) -> str:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, TypedDict
 
-from dla.jsonl import read
+from dla.report.jsonl import read
 from dla.training.monitor import LOG, Record
 from dla.typed import BadValueError, Limit, Natural, convert
 
@@ -48,7 +48,7 @@ KINDS: dict[str, Any] = {"step": StepLine, "evaluation": EvaluationLine, "memory
 
 
 @dataclass(frozen=True)
-class Run:
+class RunLog:
     """The records of a log, by kind."""
 
     name: str
@@ -57,7 +57,7 @@ class Run:
     memory: list[Record]
 
 
-def read_run(folder: Path, name: str) -> Run:
+def read_run(folder: Path, name: str) -> RunLog:
     """The log of a run's folder. A last line that is still being written, or was cut short, is left out.
 
     Raises:
@@ -83,7 +83,7 @@ def read_run(folder: Path, name: str) -> Run:
             raise ValueError(f"{file}, line {line.number}: not a record of a run: {said}") from error
     if not kinds["step"]:
         raise ValueError(f"{file} holds no step yet")
-    return Run(name, kinds["step"], kinds["evaluation"], [r for r in kinds["memory"] if r.get("memory")])
+    return RunLog(name, kinds["step"], kinds["evaluation"], [r for r in kinds["memory"] if r.get("memory")])
 
 
 def _check_places(record: Record) -> None:

@@ -48,7 +48,7 @@ class Micro:
 
 
 @dataclass(frozen=True)
-class Row:
+class Excerpt:
     """A sequence: tokens [T + 1] int64, and where in it documents begin (int64, in 1 … T)."""
 
     tokens: np.ndarray
@@ -78,12 +78,12 @@ class Shape:
         """Of a rank."""
         return self.sequences // self.world
 
-    def micros(self, rows: Sequence[Row]) -> list[Micro]:
+    def micros(self, rows: Sequence[Excerpt]) -> list[Micro]:
         size = self.micro or len(rows)
         return [stack(rows[i : i + size], self.documents) for i in range(0, len(rows), size)]
 
 
-def stack(rows: Sequence[Row], documents: Documents) -> Micro:
+def stack(rows: Sequence[Excerpt], documents: Documents) -> Micro:
     """B rows of T + 1 tokens as a micro-batch.
 
     Where documents are packed, the last token of one has nothing to predict: the next is another's first.
@@ -114,11 +114,11 @@ def sequences_of(shards: Shards, length: int) -> int:
     return count
 
 
-def read_row(shards: Shards, index: int, length: int, documents: Documents) -> Row:
+def read_row(shards: Shards, index: int, length: int, documents: Documents) -> Excerpt:
     start, stop = index * length, (index + 1) * length + 1
     packed = documents == "packed"
     starts = shards.document_starts(start, stop) - start if packed else np.empty(0, dtype=np.int64)
-    return Row(shards.read(start, stop), starts)
+    return Excerpt(shards.read(start, stop), starts)
 
 
 class ShardFeed:

@@ -8,7 +8,7 @@ import numpy as np
 
 from dla.training.data.documents import hub_dataset, text_of
 from dla.training.data.encoding import encode, vocabulary_size
-from dla.training.data.feed import Documents, Micro, Position, Row, Shape, StepPosition
+from dla.training.data.feed import Documents, Excerpt, Micro, Position, Shape, StepPosition
 from dla.training.data.order import Draws
 from dla.training.recipe import Source
 from dla.typed import BadValueError, Natural, convert
@@ -113,11 +113,11 @@ class Stream:
         self._starts = np.array(state["starts"], dtype=np.int64)  # of documents, but for one at 0
         self._open(state["dataset"])
 
-    def next_row(self) -> Row:
+    def next_row(self) -> Excerpt:
         while len(self._tokens) <= self.length:
             self._refill()
         inside = self._starts <= self.length
-        row = Row(self._tokens[: self.length + 1], self._starts[inside])
+        row = Excerpt(self._tokens[: self.length + 1], self._starts[inside])
         self._tokens = self._tokens[self.length :]
         self._starts = self._starts[~inside] - self.length
         return row

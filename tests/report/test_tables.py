@@ -3,11 +3,12 @@
 import csv
 import io
 import re
+import xml.etree.ElementTree as ET
 from dataclasses import replace
 
 import pytest
 
-from dla.evaluation.tables import Cell, Head
+from dla.report import Cell, Head
 from tests.evaluation.test_tables import odd_table
 
 
@@ -19,7 +20,7 @@ def test_csv_has_no_formulas(label):
     assert len(rows) == 3
     assert rows[1][0].startswith("'") and rows[0][2] == "'=1" and rows[0][3] == "'+1 y"
     negative = replace(table, heads=[*table.heads[:2], Head("Gain", "", "gain")])
-    negative.lines[0].cells[2] = Cell(-5.0)
+    negative.rows[0].cells[2] = Cell(-5.0)
     assert "-5" in list(csv.reader(io.StringIO(negative.csv())))[1]  # numbers stay numbers
 
 
@@ -38,3 +39,15 @@ def test_words_stay_on_their_line_in_every_format():
     assert not re.search(r"(?<!\\)(<|\[|`|http:)", text)
     rows = [row for row in text.splitlines() if row.startswith("|")]
     assert {len(re.findall(r"(?<!\\)\|", row)) for row in rows} == {5}
+
+
+def test_html_shows_just_the_characters():
+    """With the headings over their columns, and the best in bold."""
+    text = odd_table('<script>x</script> & "y"').html()
+    (table,) = ET.fromstring(text)
+    above, labels, first, paper = table
+    assert [(cell.text, cell.get("colspan")) for cell in above] == [(None, None), ("one", "2"), (None, "1")]
+    assert [cell.text for cell in labels] == ["Model", "x_1", "y", "Avg."]
+    assert ["".join(cell.itertext()) for cell in first] == ['<script>x</script> & "y"', "1.0", "–", "2.2"]
+    assert [len(cell) for cell in first] == [0, 1, 0, 0] and first[1][0].tag == "strong"
+    assert paper.get("class") == "paper"

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from dla.jsonl import DAMAGED, Writer, parse, read
+from dla.report.jsonl import DAMAGED, Writer, parse, read
 
 
 def values(path):
@@ -56,7 +56,7 @@ def test_damaged_lines_are_told_apart():
 FULL = """
 import resource, signal, sys
 from pathlib import Path
-from dla.jsonl import Writer
+from dla.report.jsonl import Writer
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 path = Path(sys.argv[1])
 limit = path.stat().st_size + 20
@@ -83,7 +83,7 @@ def test_a_full_disk_loses_nothing(tmp_path):
 KILLED = """
 import sys
 from pathlib import Path
-from dla.jsonl import Writer
+from dla.report.jsonl import Writer
 with Writer(Path(sys.argv[1])) as lines:
     for i in range(10**9):
         lines.append({"i": i, "more": "x" * 200})

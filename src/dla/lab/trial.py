@@ -1,4 +1,4 @@
-"""One cell of a grid: a model, a task and a seed, trained and measured."""
+"""One trial of a grid: a model, a task and a seed, trained and measured."""
 
 import time
 from collections.abc import Callable
@@ -27,7 +27,7 @@ LOOKED_AT, LOOKED_FAR = 8, 1024  # sequences, and their tokens, whose reads are 
 
 @dataclass(frozen=True)
 class Training:
-    """How a cell is trained: AdamW, a warm-up, then a cosine to a tenth."""
+    """How a trial is trained: AdamW, a warm-up, then a cosine to a tenth."""
 
     steps: Size = 1000
     batch: Size = 32
@@ -52,7 +52,7 @@ class Training:
 
 
 @dataclass(frozen=True)
-class Cell:
+class Trial:
     """What is to be run; its ``key`` says which."""
 
     grid: str
@@ -79,27 +79,27 @@ class Cell:
         return DLAConfig(**{"tie_word_embeddings": True, **sizes, **self.model})
 
 
-def run_cell(
-    cell: Cell, progress: Callable[[int], None] = lambda step: None, folder: Path | None = None
+def run_trial(
+    trial: Trial, progress: Callable[[int], None] = lambda step: None, folder: Path | None = None
 ) -> dict[str, Any]:
     """Train and measure; the line of the results file.
 
     ``progress`` hears the steps done. The trained model is saved to ``folder``, if there is one.
     """
     start = time.perf_counter()
-    torch.manual_seed(cell.seed)
-    model = DLAForCausalLM(cell.config())
-    control(model, cell.control)
-    task, *others = cell.tasks()
-    curve, diverged = train(model, task, cell.training, cell.seed, progress)
+    torch.manual_seed(trial.seed)
+    model = DLAForCausalLM(trial.config())
+    control(model, trial.control)
+    task, *others = trial.tasks()
+    curve, diverged = train(model, task, trial.training, trial.seed, progress)
     if folder is not None:
         model.save_pretrained(folder)
-    found = [evaluate(model, each, cell.training.evaluation_batch) for each in (task, *others)]
-    sample = task.sample(min(32, cell.training.evaluation_batch), EVALUATION_SEED)
-    readable = model.config.dynamic and cell.control is None  # controls read in ways of their own
+    found = [evaluate(model, each, trial.training.evaluation_batch) for each in (task, *others)]
+    sample = task.sample(min(32, trial.training.evaluation_batch), EVALUATION_SEED)
+    readable = model.config.dynamic and trial.control is None  # controls read in ways of their own
     return {
-        "key": cell.key,
-        **{name: value for name, value in asdict(cell).items() if name != "evaluations"},
+        "key": trial.key,
+        **{name: value for name, value in asdict(trial).items() if name != "evaluations"},
         "task": task.describe(),
         "parameters": sum(p.numel() for p in model.parameters()),
         **memory_figures(model, sample.ids),

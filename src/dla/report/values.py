@@ -1,0 +1,68 @@
+"""Values of files, which may hold anything: what is a number, what can be written, and how to show the rest."""
+
+import math
+import re
+import reprlib
+from collections.abc import Iterable, Iterator
+from typing import TypeGuard, TypeVar
+
+K = TypeVar("K")
+V = TypeVar("V")
+
+DEEPEST = 32  # how far the values of a file may be nested
+HALF_A_PAIR = re.compile("[\ud800-\udfff]")  # of surrogates, which JSON can hold and no file
+_short = reprlib.Repr()
+_short.maxstring = _short.maxother = _short.maxlong = 80
+
+
+def is_number(value: object) -> TypeGuard[float]:
+    """Whether a value of a file is a finite number that floating point can hold."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    try:
+        return math.isfinite(value)
+    except OverflowError:  # an integer of hundreds of digits
+        return False
+
+
+def shown(value: object) -> str:
+    """A value in an error message: on one line, and not all of it if it is long or nested."""
+    if isinstance(value, int) and not is_number(value) and not isinstance(value, bool):
+        return "an integer that is too large"
+    try:
+        text = _short.repr(value)  # of a value whose parts are one another, repr() itself could go on for years
+    except ValueError:  # an integer of thousands of digits in it
+        return f"a {type(value).__name__} that is too long to show"
+    return text if len(text) <= 80 else text[:77] + "…"
+
+
+def check_value(value: object, where: str) -> None:
+    """Refuse a file's value that is nested too deep, or has text in it that cannot be written."""
+    for depth, level in enumerate(_levels(value)):
+        if depth > DEEPEST:
+            raise ValueError(f"{where}: values may be nested {DEEPEST} deep, and there are deeper ones")
+        for text in level:
+            if isinstance(text, str) and HALF_A_PAIR.search(text):
+                raise ValueError(f"{where}: text must be Unicode, and there is {shown(text)}")
+
+
+def grouped(pairs: Iterable[tuple[K, V]]) -> dict[K, list[V]]:
+    """The values of each key, both in the order in which they come."""
+    found: dict[K, list[V]] = {}
+    for key, value in pairs:
+        found.setdefault(key, []).append(value)
+    return found
+
+
+def _levels(value: object) -> Iterator[list[object]]:
+    """The value, then all that its lists and dicts hold (the names in it, too), then what those hold, and so on."""
+    level = [value]
+    while level:
+        yield level
+        inner: list[object] = []
+        for found in level:
+            if isinstance(found, dict):
+                inner += [*found, *found.values()]
+            elif isinstance(found, list | tuple):
+                inner += found
+        level = inner
