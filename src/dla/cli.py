@@ -49,6 +49,13 @@ GROUPS = {  # of commands that have two words, what the first one is for, and an
 }
 
 
+class Parser(argparse.ArgumentParser):
+    """Whose help keeps the lines of what is written for it."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(formatter_class=argparse.RawDescriptionHelpFormatter, **options)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run `dla` with the given arguments (None: those of the process); the exit code.
 
@@ -92,9 +99,9 @@ def show(found: Any, args: argparse.Namespace) -> int:
 def build_parser(asked: Sequence[str]) -> argparse.ArgumentParser:
     """All commands, and the options of the one that is asked for."""
     first, second = [*asked[:2], "", ""][:2]
-    parser = _parser(prog="dla", description="Dynamic Linear Attention", epilog=_example("dla demo"))
+    parser = Parser(prog="dla", description="Dynamic Linear Attention", epilog=_example("dla demo"))
     parser.add_argument("--version", action="version", version=f"dla {__version__}")
-    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True, parser_class=_parser)
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True, parser_class=Parser)
     for word in dict.fromkeys(name.split()[0] for name in COMMANDS):
         about, example = GROUPS.get(word) or (COMMANDS[word][1], "")
         made = commands.add_parser(word, help=about, description=about, epilog=_example(example))
@@ -108,7 +115,7 @@ def build_parser(asked: Sequence[str]) -> argparse.ArgumentParser:
 
 
 def _describe_group(word: str, asked: str, parser: argparse.ArgumentParser) -> None:
-    kinds = parser.add_subparsers(title="commands", metavar="WHAT", required=True, parser_class=_parser)
+    kinds = parser.add_subparsers(title="commands", metavar="WHAT", required=True, parser_class=Parser)
     for name, (_, about) in COMMANDS.items():
         if name.startswith(f"{word} "):
             made = kinds.add_parser(name.split()[1], help=about, description=about)
@@ -126,10 +133,6 @@ def _describe(name: str, parser: argparse.ArgumentParser) -> None:
 
 def _example(command: str) -> str:
     return f"example:\n  {command}"
-
-
-def _parser(**options: Any) -> argparse.ArgumentParser:
-    return argparse.ArgumentParser(**{"formatter_class": argparse.RawDescriptionHelpFormatter, **options})
 
 
 def _name(asked: Sequence[str]) -> str:

@@ -3,9 +3,9 @@
 import pytest
 
 from dla import cli
+from dla.choices import spelled_out
 from dla.models import CONFIGURATIONS, DLAConfig, preset
 from dla.models.config import MEMORIES
-from dla.models.configurations import spelled_out
 from dla.models.info import variants
 
 

@@ -3,8 +3,8 @@
 from argparse import ArgumentParser
 from pathlib import Path
 
+from dla.choices import NAMED
 from dla.commands import json_option, runs
-from dla.models.names import NAMED
 
 
 def ops(parser: ArgumentParser) -> str:
@@ -19,9 +19,7 @@ def ops(parser: ArgumentParser) -> str:
     parser.add_argument("--dv", type=int, default=64, help="width of v (%(default)s)")
     parser.add_argument("--capacity", type=int, default=30, help="states of the dynamic memory (%(default)s)")
     parser.add_argument("--rounds", type=int, default=7, help="to take medians of (%(default)s)")
-    parser.add_argument(
-        "--chunked", type=int, default=1, metavar="N", help="rounds with the torch backend (%(default)s)"
-    )
+    parser.add_argument("--chunked", type=int, default=1, metavar="N", help="rounds with torch's backend (%(default)s)")
     parser.add_argument("--decoded", type=int, default=512, metavar="N", help="tokens to decode (%(default)s)")
     parser.add_argument("--trained", type=int, default=3, metavar="N", help="rounds with gradients (%(default)s)")
     parser.add_argument("--beta", action="store_true", help="with delta steps, as in Gated DeltaNet")

@@ -4,9 +4,8 @@ from argparse import ArgumentParser, Namespace
 from pathlib import Path
 from typing import Any
 
+from dla.choices import DTYPES, REPRODUCED, SCALES, SUITES
 from dla.commands import given, json_option, runs
-from dla.evaluation.names import PLANS, SCALES, SUITES
-from dla.models.names import DTYPES
 from dla.report.tables import FORMATS
 
 
@@ -58,7 +57,7 @@ def compare(parser: ArgumentParser) -> str:
 
 
 def reproduce(parser: ArgumentParser) -> str:
-    parser.add_argument("table", choices=[*PLANS, "efficiency"], help="which table or figure of the paper")
+    parser.add_argument("table", choices=[*REPRODUCED, "efficiency"], help="which table or figure of the paper")
     parser.add_argument("--scale", choices=SCALES, default="tiny", help="(%(default)s: minutes on a CPU)")
     parser.add_argument("--out", type=Path, metavar="DIR", help="models and tables go there (out/reproduce/SCALE)")
     parser.add_argument("--recipes", type=Path, metavar="DIR", help="the recipes' folder (recipes)")

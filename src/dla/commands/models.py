@@ -4,8 +4,10 @@ from argparse import ArgumentParser, Namespace
 from pathlib import Path
 from typing import Any
 
+from dla.choices import DTYPES, FORMATS, MEMORIES, NAMED
 from dla.commands import given, json_option, runs
-from dla.models.names import DTYPES, FORMATS, MEMORIES, NAMED
+from dla.report import table
+from dla.report.found import Found
 
 
 def info(parser: ArgumentParser) -> str:
@@ -26,9 +28,9 @@ def info(parser: ArgumentParser) -> str:
 
     def run(args: Namespace) -> Any:
         if args.name is None:
-            from dla.ops.backends import found
+            from dla.ops.backends import backends
 
-            return found()
+            return Found(table(backends()), backends())
         from dla.models.info import run
 
         return run(**given(args))

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from dla.choices import SCALES
 from dla.evaluation import run as evaluation
 from dla.evaluation.results import Evaluation, read
 from dla.evaluation.tables import make_table
@@ -14,7 +15,6 @@ from dla.names import check_known
 from dla.report.tables import FORMATS
 
 INTERRUPTED = 130  # the exit code of what was interrupted
-SCALES = ("paper", "tiny")
 TINY = "Tiny models, trained for minutes on a CPU: this shows that the pipeline runs, and nothing about the paper."
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from dla.choices import SUITES
 from dla.evaluation.hub import Unavailable, hub_rows
 from dla.evaluation.local import complete, local_rows
 from dla.evaluation.paper import RULER
@@ -116,7 +117,6 @@ def _longbench() -> list[Spec]:
 
 
 SPECS: dict[str, Spec] = {spec.name: spec for spec in [*_commonsense(), *_retrieval(), *_ruler(LENGTHS), *_longbench()]}
-SUITES = ("commonsense", "retrieval", "ruler", "longbench")
 
 
 def suite_tasks(suite: str, *, lengths: Sequence[int] = LENGTHS) -> list[Spec]:

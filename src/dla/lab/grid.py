@@ -36,12 +36,12 @@ from typing import Annotated, Any, NotRequired, TypedDict
 
 import torch
 
+from dla.choices import spelled_out
 from dla.files import read_toml
 from dla.lab.controls import control
 from dla.lab.measure import matched
 from dla.lab.trial import Training, Trial
 from dla.models import DLAConfig, DLAForCausalLM
-from dla.models.configurations import spelled_out
 from dla.names import check_known, nearest
 from dla.typed import NONE, SOME, TABLE, Limit, Seed, Table, Text, convert, hints
 

@@ -7,10 +7,10 @@ except ImportError as error:
         "dla.models needs transformers >= 5, which the operators do not: pip install 'dynamic-linear-attention[models]'"
     ) from error
 
+from dla.choices import CONFIGURATIONS
 from dla.models.cache import DLACache
 from dla.models.causal_lm import DLAForCausalLM
 from dla.models.config import DLAConfig
-from dla.models.configurations import CONFIGURATIONS
 from dla.models.model import DLAModel
 from dla.models.presets import preset
 

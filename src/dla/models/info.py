@@ -36,9 +36,9 @@ from typing import Any
 
 import torch
 
+from dla.choices import CONFIGURATIONS
 from dla.models.causal_lm import DLAForCausalLM
 from dla.models.config import MEMORIES, DLAConfig
-from dla.models.configurations import CONFIGURATIONS
 from dla.models.load import find_config
 from dla.models.presets import preset
 from dla.ops.state import DynamicState, LinearState, LogLinearState, State

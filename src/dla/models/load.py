@@ -9,13 +9,14 @@ from pathlib import Path
 import torch
 from transformers.utils import logging as transformers_logging
 
+from dla import choices
 from dla.machine import ensure_half_precision
 from dla.models.causal_lm import DLAForCausalLM
 from dla.models.config import DLAConfig, EndTokens, check_saved
 from dla.models.presets import PRESETS, preset
 from dla.typed import convert
 
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in choices.DTYPES}
 
 
 def is_preset(name: str) -> bool:

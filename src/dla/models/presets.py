@@ -2,8 +2,8 @@
 
 from typing import Any
 
+from dla.choices import spelled_out
 from dla.models.config import DLAConfig
-from dla.models.configurations import spelled_out
 from dla.names import nearest
 
 _LARGE = {"initializer_range": 0.006, "max_position_embeddings": 16384}

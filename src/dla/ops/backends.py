@@ -4,7 +4,6 @@
 fastest that can; only the reference decides for itself. ``segment``, which does nothing else, asks the named one first.
 """
 
-import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
@@ -27,7 +26,6 @@ from dla.ops.decide.decided import Decided
 from dla.ops.problem import Problem, likeness
 from dla.ops.reference import batch as reference
 from dla.ops.state import State
-from dla.report import table
 
 Backend = Literal["auto", "reference", "chunked", "cpu", "triton"]
 Stage = Literal["decide", "attend", "decode"]
@@ -115,11 +113,6 @@ def backends() -> list[dict[str, str]]:
         for stage, rows in TABLE.items()
         for row in rows
     ]
-
-
-def show(as_json: bool = False) -> str:
-    """``backends()`` as text."""
-    return json.dumps(backends(), indent=2) if as_json else table(backends())
 
 
 def run(problem: Problem, backend: Backend) -> tuple[Tensor, State | None]:

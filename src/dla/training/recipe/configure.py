@@ -3,8 +3,8 @@
 from pathlib import Path
 from typing import Any
 
+from dla.choices import spelled_out
 from dla.models.config import DLAConfig
-from dla.models.configurations import spelled_out
 from dla.models.load import find_config
 from dla.models.presets import PRESETS, preset
 from dla.names import check_known

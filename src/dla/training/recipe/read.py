@@ -18,8 +18,8 @@ lr = 3e-3
 from collections.abc import Sequence
 from pathlib import Path
 
+from dla.choices import spelled_out
 from dla.files import read_toml
-from dla.models.configurations import spelled_out
 from dla.training.recipe import Recipe
 from dla.training.recipe.check import check
 from dla.training.recipe.configure import model_config

@@ -1,7 +1,14 @@
-"""Memories with a name: what the paper does, and what the study (docs/study.md) supports for recall."""
+"""What users choose by name, here because it is asked for before anything heavy is loaded: by `dla --help`, say."""
 
 from collections.abc import Mapping
 from typing import Any
+
+MEMORIES = ("single", "log_linear", "dynamic")
+DTYPES = ("float32", "bfloat16", "float16")  # of a model that runs
+FORMATS = ("transformers", "state-spaces", "fla")  # of other people's checkpoints
+SUITES = ("commonsense", "retrieval", "ruler", "longbench")
+REPRODUCED = ("table1", "table2", "table3", "table4", "ablation", "budget")  # of the paper
+SCALES = ("paper", "tiny")
 
 _PAPER = {
     "memory": "dynamic",
@@ -17,11 +24,12 @@ _PAPER = {
     "sharpness_start": 4.0,
 }
 
-# Options of DLAConfig.
-CONFIGURATIONS: dict[str, dict[str, Any]] = {
+# Memories with a name: what the paper does, and what the study (docs/study.md) supports for recall.
+CONFIGURATIONS: dict[str, dict[str, Any]] = {  # options of DLAConfig
     "paper": _PAPER,
     "recommended": {**_PAPER, "routed": True, "sharpness": "token"},
 }
+NAMED = (*MEMORIES, *CONFIGURATIONS)
 
 
 def spelled_out(options: Mapping[str, Any]) -> dict[str, Any]:
