@@ -17,7 +17,7 @@ from dla.report import table
 from dla.training.data.feed import DOCUMENTS, Micro, ShardFeed
 from dla.training.distributed import leave
 from dla.training.optimizer import make_optimizer
-from dla.training.recipe import Batch, Checkpoint, Data, Evaluation, Gate, Recipe, Schedule, Source
+from dla.training.recipe import Batch, Checkpoint, Data, Gate, Recipe, Schedule, Source, Validation
 from dla.training.recipe.check import check
 from dla.training.recipe.read import model_config
 from dla.training.run import Run
@@ -69,7 +69,7 @@ def measure(
             schedule=Schedule(steps=(1 + rounds) * ROUND, warmup=1),
             gate=Gate(kind="hard"),  # a soft one changes its temperature, and the work, from step to step
             checkpoint=Checkpoint(every=0, export=False),
-            evaluation=Evaluation(every=0, sequences=1),
+            evaluation=Validation(every=0, sequences=1),
         )
         timed = TimedRun(check(recipe))
         try:

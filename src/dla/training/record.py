@@ -23,7 +23,7 @@ def is_base64(text: str) -> bool:
     return True
 
 
-class Position(TypedDict):
+class RecordPosition(TypedDict):
     """Where the data stands; how, the feed knows."""
 
     step: Natural
@@ -36,11 +36,11 @@ class Written(TypedDict):
     sha256: Sha256
 
 
-class Fields(TypedDict):
+class RecordFields(TypedDict):
     """What a record holds."""
 
     step: Natural
-    position: Position
+    position: RecordPosition
     identity: dict[str, Any]
     random: list[dict[str, Annotated[str, Limit("a random state in base64", is_base64)]]]  # by rank and device
     files: dict[str, Written]
@@ -97,7 +97,7 @@ def read_record(folder: Path) -> Record:
     except (OSError, ValueError) as error:
         raise CorruptError(f"{folder} is not a whole checkpoint: {RECORD} cannot be read ({reason(error)})") from error
     try:
-        _check_fields(convert("", content, Fields), folder)
+        _check_fields(convert("", content, RecordFields), folder)
     except ValueError as error:
         raise CorruptError(f"{folder} is not a whole checkpoint: {RECORD}: {error}") from error
     record: Record = content

@@ -64,10 +64,10 @@ def open_corpus(
     """
     _check(data)
     tokenizer = find_tokenizer(data.tokenizer, vocab_size)
-    plan = _Plan(data, tokenizer, vocab_size, progress)
+    preparation = _Preparation(data, tokenizer, vocab_size, progress)
     streamed = is_hub(data.train[0])
-    train = [] if streamed else [plan.training(source) for source in data.train]
-    validation = [plan.whole(source) for source in data.validation]
+    train = [] if streamed else [preparation.training(source) for source in data.train]
+    validation = [preparation.whole(source) for source in data.validation]
     if main:
         for part in [*train, *validation]:
             part.prepare()
@@ -110,7 +110,7 @@ class _Part:
     open: Callable[[], tuple[Shards, Shards | None]]
 
 
-class _Plan:
+class _Preparation:
     """How the sources of a recipe become tokens."""
 
     def __init__(self, data: Data, tokenizer: Any, vocab_size: int, progress: bool) -> None:

@@ -39,7 +39,7 @@ class Shard(TypedDict):
     sha256: Sums
 
 
-class Fields(TypedDict):
+class IndexFields(TypedDict):
     """What an index holds, beside its format."""
 
     dtype: Literal["uint16", "uint32"]
@@ -90,7 +90,7 @@ def read_index(folder: Path) -> tuple[Index, str]:
     if version != FORMAT:
         raise ValueError(f"{path} has format {version!r}, this version of dla reads {FORMAT}")
     try:
-        _check(convert("", index, Fields))
+        _check(convert("", index, IndexFields))
     except ValueError as e:
         raise ValueError(f"{path}: {e}") from e
     return dict(index), hashlib.sha256(data).hexdigest()

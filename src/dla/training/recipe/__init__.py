@@ -113,7 +113,7 @@ class Checkpoint:
 
 
 @dataclass(frozen=True)
-class Evaluation:
+class Validation:
     """every: steps from one to the next (0: only at the end). sequences: of the validation data, the same each time."""
 
     every: Natural = 500
@@ -147,5 +147,5 @@ class Recipe:
     gate: Gate = Gate()
     compute: Compute = Compute()
     checkpoint: Checkpoint = Checkpoint()
-    evaluation: Evaluation = Evaluation()
+    evaluation: Validation = Validation()
     log: Log = Log()
