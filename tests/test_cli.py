@@ -61,8 +61,8 @@ def test_choices_are_those_of_the_tables_they_name():
     from dla.evaluation.reproduce import PLANS
     from dla.models.convert.formats import FORMATS
 
-    assert choices.REPRODUCED == tuple(PLANS)
-    assert choices.FORMATS == tuple(FORMATS)
+    assert tuple(PLANS) == choices.REPRODUCED
+    assert tuple(FORMATS) == choices.FORMATS
 
 
 def test_help_needs_no_torch():
