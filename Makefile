@@ -7,7 +7,7 @@ STAMP := $(VENV)/.installed
 SOURCES := pyproject.toml constraints.txt setup.py $(wildcard src/dla/ops/cpu/*.cpp src/dla/ops/cpu/*.h)
 ONE_THREAD := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
 
-.PHONY: install demo test test-all lint format bench fuzz sanitize study clean
+.PHONY: install demo test test-all lint format bench docs fuzz sanitize study clean
 
 install: $(STAMP)
 
@@ -34,6 +34,11 @@ lint: $(STAMP)
 format: $(STAMP)
 	$(PY) -m ruff check --fix .
 	$(PY) -m ruff format .
+
+# The documentation as a site, in site/; a dead link is an error.
+docs: $(STAMP)
+	$(PY) -m pip install --quiet -e '.[dev,docs]' -c constraints.txt
+	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --strict --quiet
 
 bench: $(STAMP)
 	$(PY) -m dla bench figures --out benchmarks/figures.json
@@ -66,4 +71,4 @@ build/sanitize/$(1) $(SANITIZE_SEED)
 endef
 
 clean:
-	rm -rf build out .pytest_cache .mypy_cache .ruff_cache src/*.egg-info
+	rm -rf build out site .pytest_cache .mypy_cache .ruff_cache src/*.egg-info
