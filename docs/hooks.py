@@ -1,4 +1,4 @@
-"""What the documentation site takes from outside of docs/: the README as its first page, and files that pages link to."""
+"""What the documentation site takes from outside of docs/: the README as its first page, files that pages link to."""
 
 import re
 from pathlib import Path
