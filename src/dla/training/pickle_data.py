@@ -6,7 +6,7 @@ of it. The operations are those of plain containers, integers, texts and objects
 """
 
 import pickletools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -43,13 +43,22 @@ def parse(data: bytes, known: Callable[[Named], bool]) -> object:
     """
     machine = _Machine(known)
     try:
-        for operation, argument, _ in pickletools.genops(data):
+        for operation, argument in _operations(data):
             if operation.name not in _OPERATIONS:
                 raise ValueError(f"there is a {operation.name} in it, which plain data does not need")
             _OPERATIONS[operation.name](machine, argument)
         return machine.stack.pop()
     except (IndexError, KeyError, MemoryError, OverflowError) as error:
         raise ValueError(f"it is damaged ({type(error).__name__})") from None
+
+
+def _operations(data: bytes) -> Iterator[tuple[pickletools.OpcodeInfo, Any]]:
+    """What the pickle's program is made of. What the parser says of damaged bytes repeats them, all of them."""
+    try:
+        for operation, argument, _ in pickletools.genops(data):
+            yield operation, argument
+    except ValueError as error:
+        raise ValueError(f"it is damaged: {shown(str(error))}") from None
 
 
 class _Machine:
