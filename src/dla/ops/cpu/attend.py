@@ -9,7 +9,7 @@ from dla.ops.chunked.gate import soft_gate
 from dla.ops.chunked.lifetimes import Lifetimes
 from dla.ops.chunked.tokens import tokens_after
 from dla.ops.cpu import binding
-from dla.ops.cpu.binding import Arguments, call, flat
+from dla.ops.cpu.binding import NUMBERED, Arguments, call, flat, places, sizes
 from dla.ops.cpu.gradients import NAMES, CpuAttention
 from dla.ops.decide.decided import Decided
 from dla.ops.problem import Problem
@@ -19,7 +19,6 @@ from dla.ops.state.base import newest_first, take_rows
 from dla.ops.state.pools import longest_short, most_loose
 from dla.ops.state.spans import Spans
 
-MEMORIES = ("single", "log_linear", "dynamic")
 Given = dict[str, Any]  # tensors and numbers, by their names in the struct
 
 
@@ -72,7 +71,7 @@ def dynamic(problem: Problem, decided: Decided) -> tuple[Tensor, State | None]:
     if capacity is None:
         o = run(problem, gate, **unbounded(problem, decided))
         return o, tokens_after(problem, made) if problem.wants_state else None
-    given: Given = {"death": made.death, "origin": torch.tensor(problem.layout.origins), "states": capacity}
+    given: Given = {"death": made.death, "states": capacity}
     if problem.state is not None:
         assert isinstance(problem.state.held, Spans)
         given |= carried(problem.state.held) | {"initial_death": made.initial_death}
@@ -147,12 +146,10 @@ def unbounded(problem: Problem, decided: Decided) -> Given:
 
 def run(problem: Problem, gate: Tensor | None = None, **given: Any) -> Tensor:
     """Call the kernel; the outputs. ``gate`` [B * T, H] is the soft gate's."""
-    layout, (N, H, dk, dv) = problem.layout, problem.shape
-    places = {"offset": layout.offsets, "length": layout.lengths}
-    tensors: dict[str, Tensor | None] = {name: torch.tensor(x, dtype=torch.int64) for name, x in places.items()}
-    numbers = {"tokens": layout.batch * layout.time, "sequences": N, "heads": H, "key_heads": problem.k.shape[2]}
-    numbers |= {"dk": dk, "dv": dv, "memory": MEMORIES.index(problem.memory)}
-    numbers |= {"recency": int(problem.slot_order == "recency"), "threads": torch.get_num_threads()}
+    layout, (_, H, dk, dv) = problem.layout, problem.shape
+    tensors: dict[str, Tensor | None] = {**places(problem)}
+    numbers = sizes(problem) | {"memory": NUMBERED.index(problem.memory)}
+    numbers["recency"] = int(problem.slot_order == "recency")
     for name in ("q", "k", "v"):
         tensors[name], numbers[f"{name}_stride"] = flat(getattr(problem, name))
     inputs = {name: getattr(problem, name) for name in ("q", "k", "v", "lam", "g", "route", "beta")} | {"gate": gate}
