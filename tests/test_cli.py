@@ -53,7 +53,7 @@ def test_info_generate_and_convert_are_commands(tmp_path, capsys):
     assert list(json.loads(capsys.readouterr().out)["memories"]) == ["dynamic"]
     assert cli.main(["generate", "gdn-tiny", "--prompt", "a", "--max-new-tokens", "2", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["generated_tokens"] == 2
-    assert cli.main(["convert", str(tmp_path / "none"), str(tmp_path / "new")]) == 1
+    assert cli.main(["convert", str(tmp_path / "none"), str(tmp_path / "new")]) == 2
     assert "none" in capsys.readouterr().err
 
 

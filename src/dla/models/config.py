@@ -9,9 +9,9 @@ from typing import Annotated, Any, ClassVar, Literal, get_args
 import torch
 from transformers import PreTrainedConfig
 
-from dla.files import read_json
 from dla.names import check_choice
 from dla.ops.rules import Merge, Score, SlotOrder
+from dla.text import first_line
 from dla.typed import SIZED, BadValueError, Count, Limit, NotNegative, OpenSize, Positive, Size, convert
 
 Backbone = Literal["mamba2", "gated_deltanet", "deltanet", "linear", "softmax"]
@@ -148,7 +148,7 @@ class DLAConfig(PreTrainedConfig):
         try:
             super().__post_init__(**kwargs)
         except SURPRISES as error:
-            raise ValueError(f"transformers cannot take the configuration: {_first_line(error)}") from error
+            raise ValueError(f"transformers cannot take the configuration: {first_line(error)}") from error
 
     @classmethod
     def from_pretrained(cls, name: str | PathLike[str], *args: Any, **options: Any) -> "DLAConfig":
@@ -156,7 +156,7 @@ class DLAConfig(PreTrainedConfig):
         try:
             made: DLAConfig = super().from_pretrained(name, *args, **options)
         except (ValueError, *SURPRISES) as error:
-            raise ValueError(f"{Path(name) / 'config.json'}: {_first_line(error)}") from error
+            raise ValueError(f"{Path(name) / 'config.json'}: {first_line(error)}") from error
         return made
 
     @property
@@ -290,23 +290,6 @@ class DLAConfig(PreTrainedConfig):
 
 # The options by name, and what each may be.
 OPTIONS: dict[str, Any] = {f.name: f.type for f in fields(DLAConfig) if f.name in DLAConfig.__annotations__}
-
-
-def check_saved(name: str | PathLike[str]) -> None:
-    """Refuse the folder of a saved model whose config.json cannot be read, before anybody takes it for one."""
-    file = Path(name) / "config.json"
-    if not file.is_file():
-        return  # a preset, or no model, which whoever looks for it says
-    try:
-        content = read_json(file)
-    except ValueError as error:
-        raise ValueError(f"{file} is not valid JSON: {_first_line(error)}") from error
-    if not isinstance(content, dict):
-        raise ValueError(f"{file} must hold a JSON object, got {type(content).__name__}")
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
 def _refuse_typos(kwargs: dict[str, Any]) -> None:
