@@ -246,11 +246,15 @@ class DLAConfig(PreTrainedConfig):
             self.intermediate_size = 0 if first == "mamba2" else -(-8 * d // 3 // 64) * 64
 
     def _check_sizes(self) -> None:
-        kinds = self.kinds()
-        if any(memory is not None for _, memory in kinds):
-            self._check_linear()
-        if any(backbone == "softmax" for backbone, _ in kinds):
-            self._check_softmax()
+        backbones, memories = zip(*self.kinds(), strict=True)
+        if set(memories) != {None}:
+            self._check_divides("num_key_heads", "num_heads=", self.num_heads)
+            self._check_divides("norm_groups", "num_heads * head_v_dim = ", self.num_heads * self.head_v_dim)
+        if "softmax" in backbones:
+            self._check_divides("num_key_value_heads", "num_attention_heads=", self.num_attention_heads)
+            if self.attention_head_dim % 2 or not self.attention_head_dim:
+                even = "even (rotary positions) and at least 2"
+                raise BadValueError("attention_head_dim", even, self.attention_head_dim)
         if self.routed and not self.dynamic:
             raise ValueError('routed=True needs memory="dynamic" in some layer')
         if self.sharpness != "head" and not self.routed:
@@ -258,6 +262,10 @@ class DLAConfig(PreTrainedConfig):
         if self.state_dtype is not None and self.capacity is None:
             raise ValueError(f"state_dtype={self.state_dtype!r} needs a capacity, which is None")
         self._check_matrices()
+
+    def _check_divides(self, name: str, whole: str, size: int) -> None:
+        if size % getattr(self, name):
+            raise ValueError(f"{name}={getattr(self, name)} must divide {whole}{size}")
 
     def _check_matrices(self) -> None:
         """Refuse matrices larger than any machine's memory; the widest map of a layer has so many rows."""
@@ -270,22 +278,6 @@ class DLAConfig(PreTrainedConfig):
                 f"the sizes make matrices of hidden_size={self.hidden_size} times {rows} numbers, "
                 f"where {LARGEST_MATRIX} are the most"
             )
-
-    def _check_linear(self) -> None:
-        if self.num_heads % self.num_key_heads:
-            raise ValueError(f"num_key_heads={self.num_key_heads} must divide num_heads={self.num_heads}")
-        width = self.num_heads * self.head_v_dim
-        if width % self.norm_groups:
-            raise ValueError(f"norm_groups={self.norm_groups} must divide num_heads * head_v_dim = {width}")
-
-    def _check_softmax(self) -> None:
-        if self.num_attention_heads % self.num_key_value_heads:
-            raise ValueError(
-                f"num_key_value_heads={self.num_key_value_heads} must divide "
-                f"num_attention_heads={self.num_attention_heads}"
-            )
-        if self.attention_head_dim % 2 or not self.attention_head_dim:
-            raise BadValueError("attention_head_dim", "even (rotary positions) and at least 2", self.attention_head_dim)
 
 
 # The options by name, and what each may be.

@@ -20,6 +20,7 @@ from dla.models.cache import DLACache, LayerCache
 from dla.models.causal_lm import DLAForCausalLM
 from dla.models.config import DLAConfig
 from dla.models.info import cache_bytes
+from dla.typed import Count, NotNegative, convert
 
 FORK, FORK_ROW = 8.0, 0.6  # tokens that could be read while a state is copied, and for each matrix of it (on a CPU)
 CPU_STATES = 32 << 20  # bytes of one layer's states in a batch: with more, a CPU waits for its memory
@@ -151,11 +152,9 @@ class Reader:
         state_bytes: int = 1 << 30,
         fork: float | None = None,
     ) -> None:
-        for name, value in (("batch_tokens", batch_tokens), ("state_bytes", state_bytes)):
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise ValueError(f"{name} must be an integer >= 1, got {value!r}")
-        if fork is not None and not fork >= 0:
-            raise ValueError(f"fork must be >= 0 or None, got {fork!r}")
+        convert("batch_tokens", batch_tokens, Count)
+        convert("state_bytes", state_bytes, Count)
+        convert("fork", fork, NotNegative | None)
         self.model = model
         self.batch_tokens, self.state_bytes = batch_tokens, state_bytes
         self.fork = fork_tokens(model.config) if fork is None else fork

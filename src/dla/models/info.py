@@ -29,7 +29,6 @@ most is what the dearest of them costs. Chunk-parallel kernels do more arithmeti
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -164,7 +163,8 @@ def cache_bytes(config: DLAConfig, context: int, dtype: torch.dtype = torch.bflo
         channels = H * dv + 2 * config.num_key_heads * dk
         found["convolutions"] += max(config.conv_size - 1, 0) * channels * dtype.itemsize
         state = empty_state(config, memory, context)
-        found["states_per_head"] = max(found["states_per_head"], _held(config, memory, context).room)
+        room = config.capacity or context if memory == "dynamic" else _states(config, memory, context)[1]
+        found["states_per_head"] = max(found["states_per_head"], room)
         found["states"] += state.content_bytes
         found["bookkeeping"] += state.nbytes - state.content_bytes
     return {**found, "total": sum(size for name, size in found.items() if name != "states_per_head")}
@@ -186,19 +186,10 @@ def kv_cache_bytes(config: DLAConfig, tokens: int) -> int:
     return 2 * config.num_hidden_layers * config.hidden_size * KV_BYTES * tokens
 
 
-@dataclass
-class Held:
-    """How much of the past a token reads: over the tokens of a context, and by the one that reads most."""
-
-    mean: float
-    most: int
-    room: int  # for how many states (or tokens) there is room at the end
-
-
 def flops(config: DLAConfig, context: int, maps: int) -> dict[str, int]:
     """FLOPs of a token, forward, as the module's text says; ``maps`` counts the linear maps' multiplications."""
     mean = mixing_flops(config, context)
-    most = sum(_mixing(config, *kind, _held(config, kind[1], context).most) for kind in config.kinds())
+    most = sum(_mixing(config, *kind, _states(config, kind[1], context)[1]) for kind in config.kinds())
     return {
         "linear_maps": 2 * maps,
         "mixing": round(mean),
@@ -219,22 +210,21 @@ def mixing_flops(config: DLAConfig, context: int, live_states: Sequence[float] |
     measured = iter(live_states or ())
     total = 0.0
     for backbone, memory in config.kinds():
-        n = _held(config, memory, context).mean
+        n = _states(config, memory, context)[0]
         if memory == "dynamic" and live_states is not None:
             n = next(measured) if config.capacity is not None else n
         total += _mixing(config, backbone, memory, n)
     return total
 
 
-def _held(config: DLAConfig, memory: str | None, context: int) -> Held:
-    """States that the tokens of a context read; tokens for softmax layers and without a capacity."""
+def _states(config: DLAConfig, memory: str | None, context: int) -> tuple[float, int]:
+    """How many states the tokens of a context read, in the mean and at most; tokens, where those are held."""
     if memory == "single":
-        return Held(1, 1, 1)
+        return 1, 1
     if memory == "log_linear":
-        return Held(1 + _popcounts(context) / context, context.bit_length(), context.bit_length())
-    most = config.window if memory is None else config.capacity
-    full = min(most or context, context)
-    return Held((full * (full + 1) / 2 + full * (context - full)) / context, full, most or context)
+        return 1 + _popcounts(context) / context, context.bit_length()
+    full = min((config.window if memory is None else config.capacity) or context, context)
+    return (full * (full + 1) / 2 + full * (context - full)) / context, full
 
 
 def _popcounts(end: int) -> int:

@@ -89,7 +89,7 @@ def carried(held: Spans) -> Given:
     return {**numbers, **tables, **rows, **sizes}
 
 
-def room_after(problem: Problem, capacity: int) -> dict[str, Tensor | None]:
+def room_after(problem: Problem, capacity: int) -> Given:
     """Arrays for the state after the call, of which little will be used: no memory is taken until it is written to."""
     (N, H, dk, dv), K, state = problem.shape, capacity, problem.state
     before = 0 if state is None else state.held.places.shape[2]
@@ -106,14 +106,20 @@ def room_after(problem: Problem, capacity: int) -> dict[str, Tensor | None]:
     }
 
 
-def state_after(problem: Problem, made: Segmentation, final: dict[str, Tensor | None], capacity: int) -> DynamicState:
-    info = None if problem.state is None else problem.state.info
-    counts, scores = made.tally(info, capacity)
-    names = {"matrices": "", "key_sums": "_keys", "matrix": "_matrix", "factor": "_factor", "rows": "_rows"}
-    names |= {"keys": "_row_keys", "values": "_row_values", "coefficient": "_row_coefficient", "places": "_matrix"}
-    length = problem.length()
-    padded = Spans(**{name: final[key] for name, key in names.items()}, count=counts, info=scores, length=length)  # type: ignore[arg-type]
-    return DynamicState(Spans.gathered(padded, length), capacity)
+def state_after(problem: Problem, made: Segmentation, final: Given, capacity: int) -> DynamicState:
+    """What is in use of ``room_after``, where every matrix and row there could be has a place."""
+    counts, scores = made.tally(None if problem.state is None else problem.state.info, capacity)
+    pools = {"matrices": "", "keys": "_row_keys", "values": "_row_values", "coefficient": "_row_coefficient"}
+    held: Given = {name: final[key].flatten(0, 2) for name, key in pools.items()}
+    held |= {"factor": final["_factor"], "rows": final["_rows"], "key_sums": final["_keys"]}
+    held["places"] = _numbers(final["_row_coefficient"])
+    held["matrix"] = torch.where(final["_matrix"] > 0, _numbers(final["_matrix"]), -1)
+    return DynamicState(Spans(**held, count=counts, info=scores, length=problem.length()).compacted(), capacity)
+
+
+def _numbers(x: Tensor) -> Tensor:
+    """Of the places of x, in order."""
+    return torch.arange(x.numel()).view(x.shape)
 
 
 def unbounded(problem: Problem, decided: Decided) -> Given:

@@ -36,17 +36,14 @@ class State:
         cls.kinds[cls.__name__] = cls
 
     def __init__(self, **values: object) -> None:
-        expected = set(self.tensor_names + self.setting_names)
+        expected = {*self.tensor_names, *self.setting_names}
         if set(values) != expected:
-            raise ValueError(f"{type(self).__name__} takes {sorted(expected)}, got {sorted(values)}")
-        for name, value in values.items():
-            setattr(self, name, value)
+            raise ValueError(f"a {type(self).__name__} has {', '.join(sorted(expected))}, got {sorted(values)}")
+        self.__dict__.update(values)
 
     @classmethod
     def from_tensors(cls, tensors: dict[str, Tensor], settings: dict[str, Any]) -> Self:
         """The state that ``tensors()`` and ``settings()`` are of."""
-        if set(tensors) != set(cls.tensor_names):
-            raise ValueError(f"a {cls.__name__} has the tensors {', '.join(cls.tensor_names)}, got {sorted(tensors)}")
         return cls(**tensors, **settings)
 
     def tensors(self) -> dict[str, Tensor]:

@@ -28,6 +28,8 @@ class DynamicState(State):
     """At most ``capacity`` states a head, oldest first, each with its tokens' number, scores and, if routed, keys."""
 
     setting_names = ("capacity",)
+    growing = Tokens.growing
+    content = ("matrices", "coefficient", "keys", "values", "raw_keys", "newest")  # of either way to hold it
 
     def __init__(self, held: Spans | Tokens, capacity: int | None) -> None:
         self.kept, self.capacity = held, capacity
@@ -107,14 +109,6 @@ class DynamicState(State):
         return self.kept.dtype
 
     @property
-    def growing(self) -> tuple[str, ...]:  # type: ignore[override]
-        return self.kept.growing
-
-    @property
-    def content(self) -> tuple[str, ...]:  # type: ignore[override]
-        return self.kept.content
-
-    @property
     def length(self) -> Tensor:  # type: ignore[override]
         return self.kept.length
 
@@ -173,11 +167,6 @@ class DynamicState(State):
         count = self.size.clamp_max(1)[..., None]
         current = self.held.current()[:, :, None]
         return DynamicState.of_matrices(current, count, count.double(), None, self.length.clone(), capacity)
-
-    def past_tokens(self) -> dict[str, Tensor]:
-        """Without a capacity: keys, values, boundary, info and, if routed, raw_keys [N, H, L, ...]."""
-        assert isinstance(self.held, Tokens)
-        return {name: x for name, x in self.tensors().items() if name in self.growing}
 
     def resized(self, capacity: int | None) -> "DynamicState":
         """The same states under another capacity: itself if nothing changes. Merging them is not its business."""

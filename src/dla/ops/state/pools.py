@@ -10,7 +10,7 @@ in is one more row. Two states of head 0 and one of head 1, of 3, 50 and 1 token
 """
 
 from dataclasses import dataclass, fields, replace
-from typing import Any, ClassVar, Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -48,9 +48,6 @@ class Pools:
     info: Tensor  # [N, H, K] float64, the sum of their scores
     key_sums: Tensor | None  # [N, H, K, dk], the sum of their keys; None if reads are not routed
     length: Tensor  # [N] int64
-
-    content: ClassVar[tuple[str, ...]] = ("matrices", "keys", "values", "coefficient")
-    growing: ClassVar[tuple[str, ...]] = ()
 
     # --- making one
 
@@ -113,26 +110,6 @@ class Pools:
         )
 
     @classmethod
-    def gathered(cls, padded: "Self", length: Tensor) -> Self:
-        """From arrays [N, H, ...] with a place for every matrix and row there could be, of which few are in use.
-
-        ``padded`` has matrices [N, H, K, dk, dv], ``matrix`` being 1 where one is in use, and rows [N, H, L, ...].
-        """
-        used = torch.arange(padded.coefficient.shape[2], device=length.device) < padded.rows.sum(-1, keepdim=True)
-        taken = padded.matrix > 0
-        longest = int(padded.rows.sum(-1).max()) if padded.rows.numel() else 0
-        return replace(
-            padded,
-            matrices=padded.matrices[taken],
-            keys=padded.keys[used],
-            values=padded.values[used],
-            coefficient=padded.coefficient[used],
-            places=_numbered(used)[..., :longest].contiguous(),
-            matrix=_numbered(taken),
-            length=length,
-        )
-
-    @classmethod
     def from_tensors(cls, tensors: dict[str, Tensor]) -> Self:
         names = tuple(field.name for field in fields(cls))
         if set(names) - set(tensors) - {"key_sums"} or set(tensors) - set(names):
@@ -150,10 +127,9 @@ class Pools:
         numbers = torch.float64 if stored == torch.float64 else torch.float32
         expect("coefficient", self.coefficient, (R,), numbers)
         expect("places", self.places, (N, H, -1), torch.int32)
-        expect("matrix", self.matrix, (N, H, K), torch.int32)
-        expect("factor", self.factor, (N, H, K), numbers)
-        expect("rows", self.rows, (N, H, K), torch.int64)
-        expect("info", self.info, (N, H, K), torch.float64)
+        of_states = {"matrix": torch.int32, "factor": numbers, "rows": torch.int64, "info": torch.float64}
+        for name, dtype in of_states.items():
+            expect(name, getattr(self, name), (N, H, K), dtype)
         if self.key_sums is not None:
             expect("key_sums", self.key_sums, (N, H, K, dk), numbers)
         expect_length(self.length, N)
@@ -200,11 +176,8 @@ class Pools:
 
     def _loose(self) -> tuple[Tensor, Tensor]:
         """All rows in use, by head and token: where they are in the pool, and whose: (n H + h) K + state."""
-        K = self.count.shape[2]
-        used = self._used()
-        whose = torch.arange(self.rows.numel(), device=used.device).repeat_interleave(self.rows.flatten())
-        assert K or not len(whose)
-        return self.places[used].long(), whose
+        whose = torch.arange(self.rows.numel(), device=self.rows.device).repeat_interleave(self.rows.flatten())
+        return self.places[self._used()].long(), whose
 
     def _taken(self) -> tuple[Tensor, Tensor]:
         """All matrices in use: where they are in the pool, and whose: (n H + h) K + state."""

@@ -25,7 +25,6 @@ class Tokens:
     length: Tensor  # [N] int64
 
     growing: ClassVar[tuple[str, ...]] = ("keys", "values", "boundary", "info", "raw_keys")
-    content: ClassVar[tuple[str, ...]] = ("keys", "values", "raw_keys", "newest")
 
     @classmethod
     def empty(
@@ -137,14 +136,8 @@ class Tokens:
         sequence = torch.arange(len(self.length), device=k.device)
         self.current().masked_fill_(opens[..., None, None], 0)
         self.current().add_(k[..., :, None] * v[..., None, :])
-        for store, x in (
-            (self.keys, k),
-            (self.values, v),
-            (self.boundary, opens),
-            (self.info, score),
-            (self.raw_keys, k),
-        ):
-            if store is not None:
+        for name, x in zip(self.growing, (k, v, opens, score, k), strict=True):
+            if (store := getattr(self, name)) is not None:
                 store[sequence, :, self.length] = x.to(store.dtype)
         self.length += 1
 
