@@ -174,11 +174,7 @@ def _load_transformers(path: Path, name: str) -> Any:
 
 def without_escapes(text: str) -> str:
     """The text with bytes that are no character (surrogate escapes), which bytes alone can take, replaced."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return text.encode("utf-8", errors="surrogateescape").decode("utf-8", errors="replace")
-    return text
+    return text.encode("utf-8", errors="surrogateescape").decode("utf-8", errors="replace")
 
 
 def first_line(error: BaseException) -> str:

@@ -56,6 +56,11 @@ class Level:
     packing: Packing
     offsets: list[int]  # of each node on the flat token axis
 
+    def ids(self) -> Tensor:
+        """[B, T] or packed [1, N] tokens"""
+        ids = [token for node in self.nodes for token in node.tokens[node.start : node.end]]
+        return torch.tensor(ids).view(self.packing.batch, self.packing.time)
+
 
 @dataclass
 class Pass:
@@ -216,7 +221,7 @@ class Reader:
     def _pass(self, levels: list[Level], past: DLACache | None) -> Pass:
         """All layers over one batch of trees, which go on from ``past`` (one row) or begin."""
         model, device = self.model.model, self.model.device
-        xs = [model.embed(_ids(level).to(device)) for level in levels]
+        xs = [model.embed(level.ids().to(device)) for level in levels]
         nodes = [level.nodes[row] for level in levels for row in level.kept]
         cache = DLACache(0) if nodes else None
         for i, block in enumerate(model.layers):
@@ -263,9 +268,3 @@ def _levels(trees: list[Node], wanted: Collection[Node], depth: int | None = Non
         levels.append(Level(nodes, [parent for _, parent in rows], kept, packing, offsets))
         rows = [(child, row) for row, node in enumerate(nodes) for child in node.children]
     return levels
-
-
-def _ids(level: Level) -> Tensor:
-    """[B, T] or packed [1, N] tokens"""
-    ids = [token for node in level.nodes for token in node.tokens[node.start : node.end]]
-    return torch.tensor(ids).view(level.packing.batch, level.packing.time)

@@ -174,10 +174,10 @@ def empty_state(config: DLAConfig, memory: str, context: int) -> State:
     """A layer's state of one sequence with room for ``context`` tokens, without any memory of its own."""
     shape = (1, *_heads(config))
     if memory == "single":
-        return LinearState.empty(*shape, torch.float32, "meta")
+        return LinearState.empty(shape, torch.float32, "meta")
     if memory == "log_linear":
-        return LogLinearState.empty(*shape, torch.float32, "meta", tokens=context)
-    made = DynamicState.empty(*shape, config.capacity, config.routed, torch.float32, "meta", tokens=context)
+        return LogLinearState.empty(shape, torch.float32, "meta", tokens=context)
+    made = DynamicState.empty(shape, config.capacity, config.routed, torch.float32, "meta", tokens=context)
     return made if config.state_dtype is None else made.stored_in(getattr(torch, config.state_dtype))
 
 

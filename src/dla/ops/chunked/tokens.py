@@ -17,7 +17,7 @@ CHUNK = 64
 def tokens_after(problem: Problem, made: Segmentation) -> DynamicState:
     layout, (_, H, _, _), length = problem.layout, problem.shape, problem.length()
     state: DynamicState = problem.state or DynamicState.empty(
-        *problem.shape, None, problem.routed, problem.dtype, problem.device
+        problem.shape, None, problem.routed, problem.dtype, problem.device
     )
     longest = int(length.max()) if layout.sequences else 0
     # sequences taken out of a batch may be shorter than its width; every new token gets a place of its own

@@ -64,7 +64,7 @@ def attend(problem: Problem, decided: Decided | None) -> tuple[Tensor, State | N
 
 
 def linear(problem: Problem, _: Decided | None) -> tuple[Tensor, State | None]:
-    state, outputs = LinearState.empty(*problem.shape, problem.dtype, problem.device), []
+    state, outputs = LinearState.empty(problem.shape, problem.dtype, problem.device), []
     for head, _, (q, k, v, _, g, beta, _) in heads_of(problem):
         S = (state if problem.state is None else problem.state).matrix[head].clone()
         o, S = linear_head(q, k, v, g, beta, problem.scale, S)
@@ -77,7 +77,7 @@ def linear(problem: Problem, _: Decided | None) -> tuple[Tensor, State | None]:
 def log_linear(problem: Problem, _: Decided | None) -> tuple[Tensor, State | None]:
     outputs, length = [], problem.length()
     longest = max(length.tolist(), default=0)
-    state = LogLinearState.empty(*problem.shape, problem.dtype, problem.device, tokens=longest)
+    state = LogLinearState.empty(problem.shape, problem.dtype, problem.device, tokens=longest)
     for head, _, (q, k, v, lam, g, beta, _) in heads_of(problem):
         position, levels = 0, {}
         if problem.state is not None:
@@ -138,7 +138,7 @@ def tokens_after(problem: Problem, made: Segmentation) -> DynamicState:
     """Every token seen, its key after all later transitions: one sequence at a time, token by token."""
     layout, state = problem.layout, problem.state
     if state is None:
-        state = DynamicState.empty(*problem.shape, None, problem.routed, problem.dtype, problem.device)
+        state = DynamicState.empty(problem.shape, None, problem.routed, problem.dtype, problem.device)
     states = []
     for n, start in enumerate(layout.offsets):
         states.append(state.select([n]))

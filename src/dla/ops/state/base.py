@@ -13,6 +13,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+Shape = tuple[int, int, int, int]  # sequences, heads, dk, dv
 FORMAT = 3  # of saved states; files of format 1 had no such entry
 FLOATS = (torch.float32, torch.float64)
 MOST_EMPTY = 2**28  # numbers of an empty tensor of a file, were its sizes of 0 sizes of 1: nothing else bounds these
@@ -80,8 +81,7 @@ class State:
         return next(iter(self.tensors().values())).dtype
 
     @property
-    def shape(self) -> tuple[int, int, int, int]:
-        """(sequences, heads, dk, dv)"""
+    def shape(self) -> Shape:
         x = next(iter(self.tensors().values()))
         return x.shape[0], x.shape[1], x.shape[-2], x.shape[-1]
 

@@ -18,7 +18,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from dla.ops.state.base import State
+from dla.ops.state.base import Shape, State
 from dla.ops.state.old_files import is_old, read_old
 from dla.ops.state.spans import Spans
 from dla.ops.state.tokens import Tokens
@@ -47,21 +47,12 @@ class DynamicState(State):
 
     @classmethod
     def empty(
-        cls,
-        N: int,
-        H: int,
-        dk: int,
-        dv: int,
-        capacity: int | None,
-        routed: bool,
-        dtype: torch.dtype,
-        device: torch.device | str,
-        tokens: int = 0,
+        cls, shape: Shape, capacity: int | None, routed: bool, dtype: torch.dtype, device: Any, tokens: int = 0
     ) -> Self:
         """Of sequences that have seen nothing, with room for what ``tokens`` take at most."""
         if capacity is None:
-            return cls(Tokens.empty(N, H, dk, dv, tokens, routed, dtype, device), None)
-        return cls(Spans.empty(N, H, dk, dv, capacity, routed, dtype, device, min(tokens, capacity)), capacity)
+            return cls(Tokens.empty(shape, tokens, routed, dtype, device), None)
+        return cls(Spans.empty(shape, capacity, routed, dtype, device, min(tokens, capacity)), capacity)
 
     @classmethod
     def of_matrices(
@@ -113,7 +104,7 @@ class DynamicState(State):
         return self.kept.length
 
     @property
-    def shape(self) -> tuple[int, int, int, int]:
+    def shape(self) -> Shape:
         return self.kept.shape
 
     @property

@@ -15,7 +15,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from dla.ops.state.base import FLOATS, expect, expect_all, expect_length, widen
+from dla.ops.state.base import FLOATS, Shape, expect, expect_all, expect_length, widen
 
 STORED = (*FLOATS, torch.bfloat16)
 OF_STATES = ("matrix", "factor", "rows", "count", "info", "key_sums")  # [N, H, K, ...], oldest first
@@ -53,18 +53,10 @@ class Pools:
 
     @classmethod
     def empty(
-        cls,
-        N: int,
-        H: int,
-        dk: int,
-        dv: int,
-        K: int,
-        routed: bool,
-        dtype: torch.dtype,
-        device: torch.device | str,
-        room: int = 0,
+        cls, shape: Shape, K: int, routed: bool, dtype: torch.dtype, device: torch.device | str, room: int = 0
     ) -> Self:
         """Of sequences that have seen nothing, with room for so many matrices a head."""
+        N, H, dk, dv = shape
 
         def zeros(*shape: int, kind: torch.dtype = dtype) -> Tensor:
             return torch.zeros(shape, dtype=kind, device=device)
@@ -146,7 +138,7 @@ class Pools:
     # --- what it holds
 
     @property
-    def shape(self) -> tuple[int, int, int, int]:
+    def shape(self) -> Shape:
         return *self.count.shape[:2], *self.matrices.shape[1:]
 
     @property

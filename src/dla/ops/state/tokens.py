@@ -9,7 +9,7 @@ from typing import ClassVar, Self
 import torch
 from torch import Tensor
 
-from dla.ops.state.base import FLOATS, expect, expect_all, expect_length, move, widen
+from dla.ops.state.base import FLOATS, Shape, expect, expect_all, expect_length, move, widen
 
 
 @dataclass
@@ -27,9 +27,9 @@ class Tokens:
     growing: ClassVar[tuple[str, ...]] = ("keys", "values", "boundary", "info", "raw_keys")
 
     @classmethod
-    def empty(
-        cls, N: int, H: int, dk: int, dv: int, L: int, routed: bool, dtype: torch.dtype, device: torch.device | str
-    ) -> Self:
+    def empty(cls, shape: Shape, L: int, routed: bool, dtype: torch.dtype, device: torch.device | str) -> Self:
+        N, H, dk, dv = shape
+
         def zeros(*shape: int, kind: torch.dtype = dtype) -> Tensor:
             return torch.zeros(shape, dtype=kind, device=device)
 
@@ -67,7 +67,7 @@ class Tokens:
                 expect_all(name, ~(free & held), "zero after the last token")
 
     @property
-    def shape(self) -> tuple[int, int, int, int]:
+    def shape(self) -> Shape:
         N, H, _, dk = self.keys.shape
         return N, H, dk, self.values.shape[3]
 
