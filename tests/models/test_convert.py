@@ -593,7 +593,7 @@ def test_nothing_is_left_of_a_failure(tmp_path: Path, monkeypatch: pytest.Monkey
     def full(*args: Any) -> None:
         raise OSError("no space left")
 
-    monkeypatch.setattr(import_module("dla.models.convert"), "copy_companions", full)
+    monkeypatch.setattr(import_module("dla.models.convert.files"), "copy_companions", full)
     for name in ("new", "empty"):
         with pytest.raises(OSError, match="no space"):
             convert(tmp_path / "theirs", tmp_path / name)

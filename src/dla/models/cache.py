@@ -16,7 +16,7 @@ from dla.ops.attention import KINDS
 from dla.ops.state import DynamicState, State
 from dla.ops.state.base import FLOATS, expect, read_tensors, refusals
 
-STATES = {**KINDS, None: KVState}
+STATES: dict[Any, type[State]] = {**KINDS, None: KVState}
 FORMAT = "dla-context-1"
 NO_ROLLBACK = (
     "a DLA cache cannot drop tokens it has taken in: merged states cannot be taken apart. "

@@ -82,6 +82,7 @@ class DLAConfig(PreTrainedConfig):
 
     model_type = "dla"
     keys_to_ignore_at_inference: ClassVar[list[str]] = ["past_key_values"]
+    attribute_map: ClassVar[dict[str, str]] = {"temperature": "gate_temperature"}
 
     backbone: Backbone = "mamba2"
     memory: Memory = "single"
@@ -158,15 +159,6 @@ class DLAConfig(PreTrainedConfig):
         except (ValueError, *SURPRISES) as error:
             raise ValueError(f"{Path(name) / 'config.json'}: {first_line(error)}") from error
         return made
-
-    @property
-    def temperature(self) -> float | None:
-        """Of the soft gate while training; None for the hard gate."""
-        return self.gate_temperature
-
-    @temperature.setter
-    def temperature(self, value: float | None) -> None:
-        self.gate_temperature = value
 
     def _get_generation_parameters(self) -> dict[str, Any]:
         """What transformers takes for settings of generate() in a model's configuration: not the gate's temperature."""

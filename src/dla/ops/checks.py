@@ -3,6 +3,7 @@
 import math
 import os
 from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -26,10 +27,10 @@ def check_operands(
     cu_seqlens: Tensor | None = None,
 ) -> None:
     """Shapes, dtypes, devices and, where that costs no sync, values."""
-    for name, x in (("k", k), ("v", v)):
-        check_tensor(name, x)
-        if x.dim() != 4:
-            raise ValueError(f"{name} must be [batch, time, heads, dim], got shape {list(x.shape)}")
+    for name, needed in (("k", k), ("v", v)):
+        check_tensor(name, needed)
+        if needed.dim() != 4:
+            raise ValueError(f"{name} must be [batch, time, heads, dim], got shape {list(needed.shape)}")
     B, T, Hk, dk = k.shape
     H = v.shape[2]
     if v.shape[:2] != (B, T):
@@ -38,7 +39,8 @@ def check_operands(
         raise ValueError(f"k and v need at least one head and one channel, got {list(k.shape)} and {list(v.shape)}")
     if H % Hk:
         raise ValueError(f"k has {Hk} key heads, which must divide the {H} heads of v")
-    shapes = {"q": [(B, T, Hk, dk)], "g": [(B, T, H)], "beta": [(B, T, H)], "route": [(H,), (B, T, H)]}
+    heads = (B, T, H)
+    shapes: dict[str, list[Any]] = {"q": [(B, T, Hk, dk)], "g": [heads], "beta": [heads], "route": [(H,), heads]}
     for name, x in {"q": q, "v": v, "lam": lam, "g": g, "beta": beta, "route": route}.items():
         if x is None:
             continue

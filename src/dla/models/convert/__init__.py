@@ -13,15 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from dla.models.config import DLAConfig
-from dla.models.convert.files import (
-    Tensors,
-    check_target,
-    copy_companions,
-    locate,
-    read_config,
-    read_tensors,
-    write_tensors,
-)
+from dla.models.convert import files
 from dla.models.convert.formats import FORMATS
 from dla.models.convert.translate import check_upgrade, from_dla, our_config, to_dla, upgrade
 from dla.names import check_choice
@@ -50,13 +42,13 @@ def convert(
     if to != "dla" and memory not in (None, "single"):
         raise ValueError(f'to="{to}" holds models of one state a head; memory="{memory}" needs to="dla"')
     check_upgrade(memory, overrides)
-    folder, source = check_target(dst), locate(src)
-    foreign = read_config(source)
+    folder, source = files.check_target(dst), files.locate(src)
+    foreign = files.read_config(source)
     try:
         our_config(foreign)
     except ValueError as error:
         raise ValueError(f"{source / 'config.json'}: {error}") from error
-    weights = read_tensors(source)
+    weights = files.read_tensors(source)
     try:
         config, tensors = to_dla(foreign, weights)
         if memory is not None:
@@ -74,17 +66,19 @@ def convert(
 def run(src: str, dst: Path, *, to: str, memory: str | None) -> Found:
     """``convert`` for the command line."""
     convert(src, dst, to=to, memory=memory)
-    sizes = [tensor.numel() for tensor in read_tensors(dst.expanduser()).values()]
+    sizes = [tensor.numel() for tensor in files.read_tensors(dst.expanduser()).values()]
     return Found(f"{dst}: {to} checkpoint, {len(sizes)} tensors, {sum(sizes) / 1e6:.1f}M numbers")
 
 
-def _write(source: Path, folder: Path, config: DLAConfig | dict[str, Any], tensors: Tensors, pickled: bool) -> None:
+def _write(
+    source: Path, folder: Path, config: DLAConfig | dict[str, Any], tensors: files.Tensors, pickled: bool
+) -> None:
     """config.json comes last, so that what has one is whole."""
     new = not folder.exists()
     folder.mkdir(parents=True, exist_ok=True)
     try:
-        write_tensors(folder, tensors, pickled)
-        copy_companions(source, folder)
+        files.write_tensors(folder, tensors, pickled)
+        files.copy_companions(source, folder)
         if isinstance(config, DLAConfig):
             config.save_pretrained(folder)
         else:

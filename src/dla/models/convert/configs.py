@@ -90,7 +90,7 @@ def read_state_spaces(config: Config) -> DLAConfig:
         num_heads=inner // options["head_v_dim"],
         norm_groups=options["num_key_heads"],
         norm_eps=STATE_SPACES_EPS,
-        time_step_limit=_limits(ssm, "dt_limit"),
+        time_step_limit=[*convert("dt_limit", ssm.get("dt_limit", NO_LIMIT), Range)],
     )
 
 
@@ -144,7 +144,7 @@ def read_transformers(config: Config) -> DLAConfig:
         **_tokens(config, TRANSFORMERS_TOKENS),
         intermediate_size=0,
         norm_groups=1,  # over the whole width, however many groups there are
-        time_step_limit=_limits(config, "time_step_limit"),
+        time_step_limit=[*convert("time_step_limit", config.get("time_step_limit", NO_LIMIT), Range)],
     )
 
 
@@ -224,10 +224,6 @@ def _typed(config: Config, name: str, default: Any) -> Any:
     """A value of its default's type: sizes of 1 and more, or of 0 where that is the default, and finite numbers."""
     kinds: dict[type, Any] = {int: Size if default else OpenSize, float: Finite}
     return convert(name, config.get(name, default), kinds.get(type(default), type(default)))
-
-
-def _limits(config: Config, name: str) -> list[float]:
-    return [*convert(name, config.get(name, NO_LIMIT), Range)]
 
 
 def _tokens(config: Config, defaults: Mapping[str, int | None]) -> Config:

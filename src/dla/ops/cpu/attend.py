@@ -8,7 +8,6 @@ from torch import Tensor
 from dla.ops.chunked.gate import soft_gate
 from dla.ops.chunked.lifetimes import Lifetimes
 from dla.ops.chunked.tokens import tokens_after
-from dla.ops.cpu import binding
 from dla.ops.cpu.binding import NUMBERED, Arguments, call, flat, places, sizes
 from dla.ops.cpu.gradients import NAMES, CpuAttention
 from dla.ops.decide.decided import Decided
@@ -33,11 +32,6 @@ class AttendArgs(Arguments):
         "factor rows places row_keys row_values row_coefficient o final final_keys final_matrix final_factor "
         "final_rows final_row_keys final_row_values final_row_coefficient",
     )
-
-
-def unable(problem: Problem) -> str | None:
-    """Why these kernels cannot run a problem."""
-    return binding.unable(problem)
 
 
 def attend(problem: Problem, decided: Decided | None) -> tuple[Tensor, State | None]:
@@ -134,7 +128,7 @@ def unbounded(problem: Problem, decided: Decided) -> Given:
     most = int(made.live_states().max()) if made.boundary.numel() else 1
     states = 0
     if state is not None:
-        before = lifetimes._where(lifetimes.start < 0)
+        before = lifetimes.where(lifetimes.start < 0)
         size = torch.zeros(layout.sequences, problem.shape[1], dtype=torch.int64)
         size.index_put_((before.sequence, before.head), size.new_ones(()), accumulate=True)
         states = max(int(size.max()), 1) if size.numel() else 1
@@ -142,7 +136,7 @@ def unbounded(problem: Problem, decided: Decided) -> Given:
         oldest = newest_first(size, states)
         matrices, keys = take_rows(matrices, oldest), None if keys is None else take_rows(keys, oldest)
         ends = torch.full((*size.shape, states), -1, dtype=torch.int32)
-        rank = torch.arange(len(before.start)) - before._groups()[0]
+        rank = torch.arange(len(before.start)) - before.firsts()
         ends[before.sequence, before.head, rank] = before.death.int()
         live = (ends >= 0).long()
         given |= carried(Spans.of_matrices(matrices, live, live.double(), keys, state.length, states))

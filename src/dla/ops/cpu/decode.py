@@ -55,9 +55,7 @@ class Decoder:
         arguments.key_heads, arguments.scale = problem.k.shape[2], problem.scale
         arguments.width = 0 if problem.lam is None else problem.lam.shape[-1]
         arguments.recency = int(problem.slot_order == "recency")
-        arguments.point(
-            {"q": None, "k": None, "v": None, "lam": None, "g": None, "beta": None, "route": None, **tensors}
-        )
+        arguments.point({**dict.fromkeys(OPERANDS), **tensors})
 
     def __reduce__(self) -> tuple[type[None], tuple[()]]:
         return type(None), ()

@@ -59,11 +59,14 @@ def decide(problem: Problem) -> Decided:
 
 def attend(problem: Problem, decided: Decided | None) -> tuple[Tensor, State | None]:
     """Outputs and the final state."""
-    o, state = {"single": linear, "log_linear": log_linear, "dynamic": dynamic}[problem.memory](problem, decided)
+    if decided is None:
+        o, state = linear(problem) if problem.memory == "single" else log_linear(problem)
+    else:
+        o, state = dynamic(problem, decided)
     return o.to(problem.v.dtype), state
 
 
-def linear(problem: Problem, _: Decided | None) -> tuple[Tensor, State | None]:
+def linear(problem: Problem) -> tuple[Tensor, State | None]:
     state, outputs = LinearState.empty(problem.shape, problem.dtype, problem.device), []
     for head, _, (q, k, v, _, g, beta, _) in heads_of(problem):
         S = (state if problem.state is None else problem.state).matrix[head].clone()
@@ -74,7 +77,7 @@ def linear(problem: Problem, _: Decided | None) -> tuple[Tensor, State | None]:
     return join(outputs, problem, problem.v), state
 
 
-def log_linear(problem: Problem, _: Decided | None) -> tuple[Tensor, State | None]:
+def log_linear(problem: Problem) -> tuple[Tensor, State | None]:
     outputs, length = [], problem.length()
     longest = max(length.tolist(), default=0)
     state = LogLinearState.empty(problem.shape, problem.dtype, problem.device, tokens=longest)
@@ -92,14 +95,13 @@ def log_linear(problem: Problem, _: Decided | None) -> tuple[Tensor, State | Non
     return join(outputs, problem, problem.v), state
 
 
-def dynamic(problem: Problem, decided: Decided | None) -> tuple[Tensor, State | None]:
-    assert decided is not None
+def dynamic(problem: Problem, decided: Decided) -> tuple[Tensor, State | None]:
     made = decided.segmentation
     layout, capacity, outputs, memories = problem.layout, problem.rules.capacity, [], memories_of(problem)
     flat = [layout.flat(x) for x in (made.score, made.boundary, made.merged)]
-    for head, part, operands in heads_of(problem):
+    for head, part, (q, k, v, lam, g, beta, route) in heads_of(problem):
         given = list(zip(*(x[part, head[1]].tolist() for x in flat), strict=True))
-        outputs.append(attend_head(*operands, problem, memories[head], given))
+        outputs.append(attend_head(q, k, v, lam, g, beta, route, problem, memories[head], given))
     o = join(outputs, problem, problem.v)
     if not problem.wants_state:
         return o, None
