@@ -3,6 +3,7 @@
 import json
 import re
 import tomllib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -32,9 +33,20 @@ def parse_toml(text: str) -> dict[str, Any]:
         raise ValueError("it is nested too deeply") from None
 
 
-def read_json(path: Path) -> Any:
+def read_json(path: Path, object_hook: Callable[[dict[str, Any]], Any] | None = None) -> Any:
     """What a JSON file holds; the refusal does not name the file. OSError where it cannot be read."""
     try:
-        return json.loads(path.read_bytes())
+        return json.loads(path.read_bytes(), object_hook=object_hook)
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
+
+
+def read_object(path: Path, object_hook: Callable[[dict[str, Any]], Any] | None = None) -> dict[str, Any]:
+    """The object that a JSON file holds; the refusal names the file."""
+    try:
+        content = read_json(path, object_hook)
+    except ValueError as error:
+        raise ValueError(f"{path} is not valid JSON: {error}") from error
+    if not isinstance(content, dict):
+        raise ValueError(f"{path} must hold a JSON object, got {type(content).__name__}")
+    return content

@@ -38,7 +38,7 @@ def ensure_half_precision(dtype: torch.dtype) -> None:
     that is set already is left as it is.
 
     Raises:
-        RuntimeError: the products kill the child either way.
+        ValueError: the products kill the child either way.
     """
     if dtype in (torch.bfloat16, torch.float16) and advertises_amx():
         _check(dtype)
@@ -82,12 +82,12 @@ def _check(dtype: torch.dtype) -> None:
         return
     chosen = os.environ.get(ISA_VARIABLE)
     if chosen is not None:
-        raise RuntimeError(
+        raise ValueError(
             f"{dtype} kills the process on this CPU ({killed}) with {ISA_VARIABLE}={chosen}; use float32, or try "
             f"{ISA_VARIABLE}={ISA_WITHOUT_AMX}"
         )
     if _killed_by(dtype, {**os.environ, ISA_VARIABLE: ISA_WITHOUT_AMX}) is not None:
-        raise RuntimeError(f"{dtype} kills the process on this CPU ({killed}), also without AMX; use float32")
+        raise ValueError(f"{dtype} kills the process on this CPU ({killed}), also without AMX; use float32")
     os.environ[ISA_VARIABLE] = ISA_WITHOUT_AMX
     warnings.warn(
         f"This CPU advertises AMX but {dtype} with it kills the process ({killed}), so AMX is switched off by "

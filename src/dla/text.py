@@ -4,7 +4,7 @@ import codecs
 from collections.abc import Iterable
 from os import PathLike
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 TOKENIZER_FILES = (
     "tokenizer.json",
@@ -17,16 +17,6 @@ TOKENIZER_FILES = (
 ENDLESS = 2**31  # a vocabulary of any size
 BYTES = "bytes"  # the name of the tokenizer that is none
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
-
-
-class Decoder(Protocol):
-    """Tokens one by one to text, whole characters only."""
-
-    def push(self, token: int) -> str:
-        """What is certain of the text after this token and was not given before."""
-
-    def finish(self) -> str:
-        """What was held back; an unfinished character as a replacement character."""
 
 
 class ByteTokenizer:
@@ -47,20 +37,22 @@ class ByteTokenizer:
 
 
 class ByteDecoder:
-    """A ``Decoder`` of bytes."""
+    """Tokens one by one to text, whole characters only, for bytes."""
 
-    def __init__(self, errors: str = "replace") -> None:
-        self._utf8 = codecs.getincrementaldecoder("utf-8")(errors)
+    def __init__(self) -> None:
+        self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
 
     def push(self, token: int) -> str:
+        """What is certain of the text after this token and was not given before."""
         return self._utf8.decode(bytes([_byte(token)]))
 
     def finish(self) -> str:
+        """What was held back; an unfinished character as a replacement character."""
         return self._utf8.decode(b"", final=True)
 
 
 class TransformersDecoder:
-    """A ``Decoder`` for tokenizers that give text for a list of tokens only, and other text for its pieces.
+    """The same for tokenizers that give text for a list of tokens only, and other text for its pieces.
 
     A window of the last tokens is decoded again with each new one. Replacement characters at its end may become a
     character yet, and wait.
@@ -95,7 +87,7 @@ class TransformersDecoder:
         return self._tokenizer.decode(self._tokens, skip_special_tokens=True)
 
 
-def decoder(tokenizer: Any) -> Decoder:
+def decoder(tokenizer: Any) -> ByteDecoder | TransformersDecoder:
     """For text as it comes, with a tokenizer of either kind."""
     return ByteDecoder() if isinstance(tokenizer, ByteTokenizer) else TransformersDecoder(tokenizer)
 
@@ -182,11 +174,7 @@ def _load_transformers(path: Path, name: str) -> Any:
 
 def without_escapes(text: str) -> str:
     """The text with bytes that are no character (surrogate escapes), which bytes alone can take, replaced."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return text.encode("utf-8", errors="surrogateescape").decode("utf-8", errors="replace")
-    return text
+    return text.encode("utf-8", errors="surrogateescape").decode("utf-8", errors="replace")
 
 
 def first_line(error: BaseException) -> str:

@@ -11,7 +11,7 @@ import pytest
 from transformers import AutoConfig
 
 from dla.models import DLAConfig
-from dla.models.config import check_saved
+from dla.models.load import find_config
 from tests.models.common import KINDS, config
 
 DYNAMIC = {"memory": "dynamic"}
@@ -238,7 +238,7 @@ def test_keys_that_would_take_the_place_of_methods_are_refused(name: str) -> Non
 def test_files_that_are_no_configuration(tmp_path: Path, content: bytes, said: str) -> None:
     (tmp_path / "config.json").write_bytes(content)
     with pytest.raises(ValueError, match=said) as error:
-        check_saved(tmp_path)
+        find_config(str(tmp_path))
     assert str(tmp_path / "config.json") in str(error.value) and "\n" not in str(error.value)
 
 

@@ -2,8 +2,7 @@
 
 import pytest
 
-from dla import cli
-from dla.choices import spelled_out
+from dla.choices import NAMED, spelled_out
 from dla.models import CONFIGURATIONS, DLAConfig, preset
 from dla.models.config import MEMORIES
 from dla.models.info import variants
@@ -40,10 +39,10 @@ def test_names_are_no_memories_of_their_own():
 
 
 def test_the_command_line_knows_them_all():
-    assert (*MEMORIES, *CONFIGURATIONS) == cli.NAMED
+    assert (*MEMORIES, *CONFIGURATIONS) == NAMED
 
 
-@pytest.mark.parametrize("memory", cli.NAMED)
+@pytest.mark.parametrize("memory", NAMED)
 def test_costs_of_a_named_memory(memory):
     recommended = preset("gdn-tiny", "recommended", capacity=7)
     assert variants(recommended, [memory])[memory].to_dict() == preset("gdn-tiny", memory).to_dict() | (

@@ -15,8 +15,9 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import Mamba2Config, Mamba2ForCausalLM
 
+from dla.cli import main
 from dla.models import DLAConfig, DLAForCausalLM
-from dla.models.convert import convert, from_dla, run, to_dla, upgrade
+from dla.models.convert import convert, from_dla, to_dla, upgrade
 from dla.models.convert.configs import expand_v
 from tests.models.foreign import (
     Tensors,
@@ -592,7 +593,7 @@ def test_nothing_is_left_of_a_failure(tmp_path: Path, monkeypatch: pytest.Monkey
     def full(*args: Any) -> None:
         raise OSError("no space left")
 
-    monkeypatch.setattr(import_module("dla.models.convert"), "copy_companions", full)
+    monkeypatch.setattr(import_module("dla.models.convert.files"), "copy_companions", full)
     for name in ("new", "empty"):
         with pytest.raises(OSError, match="no space"):
             convert(tmp_path / "theirs", tmp_path / name)
@@ -667,7 +668,10 @@ def test_large_weights_are_sharded(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_state_spaces(tmp_path / "theirs")
-    assert run(str(tmp_path / "theirs"), tmp_path / "ours", to=None, memory="dynamic") == 0
-    assert "dla checkpoint" in capsys.readouterr().out
-    assert run(str(tmp_path / "theirs"), tmp_path / "ours", to=None, memory=None) == 1
+    folders = [str(tmp_path / "theirs"), str(tmp_path / "ours")]
+    assert main(["convert", *folders, "--memory", "dynamic"]) == 0
+    tensors = load_file(tmp_path / "ours" / "model.safetensors").values()
+    size = sum(tensor.numel() for tensor in tensors) / 1e6
+    assert capsys.readouterr().out == f"{folders[1]}: dla checkpoint, {len(tensors)} tensors, {size:.1f}M numbers\n"
+    assert main(["convert", *folders]) == 2
     assert capsys.readouterr().err.startswith("dla convert: dst must be a new or an empty folder")

@@ -35,10 +35,12 @@ def folder(tmp_path_factory):
     return save_model(tmp_path_factory.mktemp("model"))
 
 
-def as_json(capsys, model, **options):
-    """The figures of a run."""
-    assert run(model=model, json=True, **{"prompt": PROMPT, "max_new_tokens": 12, **options}) == 0
-    return json.loads(capsys.readouterr().out)
+def figures_of(capsys, model, **options):
+    """The figures of a run, which prints nothing."""
+    found = run(model=model, **{"prompt": PROMPT, "max_new_tokens": 12, **options})
+    assert found.code == 0 and found.text == found.figures["text"]
+    assert not capsys.readouterr().out
+    return found.figures
 
 
 @pytest.mark.parametrize("memory", MEMORIES)
@@ -49,13 +51,13 @@ def test_greedy_tokens_are_those_of_generate(tmp_path, capsys, memory):
     expected = model.generate(ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=40)
     expected = expected[0, ids.shape[1] :].tolist()
     assert len(set(expected)) > 5, "a model that repeats itself tests nothing"
-    figures = as_json(capsys, name, max_new_tokens=40)
+    figures = figures_of(capsys, name, max_new_tokens=40)
     assert figures["token_ids"] == expected
     assert figures["text"] == ByteTokenizer().decode(expected)
 
 
 def test_streaming(folder, capsys, monkeypatch):
-    expected = as_json(capsys, folder, max_new_tokens=40)["text"]
+    expected = figures_of(capsys, folder, max_new_tokens=40)["text"]
     written = []
 
     def write(text):
@@ -63,8 +65,9 @@ def test_streaming(folder, capsys, monkeypatch):
         return len(text)
 
     monkeypatch.setattr(sys, "stdout", SimpleNamespace(write=write, flush=lambda: None))
-    assert run(model=folder, prompt=PROMPT, max_new_tokens=40) == 0
+    found = run(model=folder, prompt=PROMPT, max_new_tokens=40, stream=True)
     monkeypatch.undo()
+    assert (found.text, found.figures["text"], found.code) == ("", expected, 0)
     assert "".join(written) == expected + "\n"
     assert len(written) > 10, "the text comes in pieces"
     err = capsys.readouterr().err
@@ -74,7 +77,7 @@ def test_streaming(folder, capsys, monkeypatch):
 
 
 def test_figures_fit_together(folder, capsys):
-    figures = as_json(capsys, folder)
+    figures = figures_of(capsys, folder)
     n = len(PROMPT.encode())
     assert figures["prompt_tokens"] == n
     assert figures["generated_tokens"] == len(figures["token_ids"]) == 12
@@ -90,19 +93,19 @@ def test_figures_fit_together(folder, capsys):
 @pytest.mark.parametrize("memory", MEMORIES)
 def test_a_saved_context_goes_on(tmp_path, capsys, memory):
     name, context = save_model(tmp_path / "model", memory), tmp_path / "context.safetensors"
-    whole = as_json(capsys, name, prompt=PROMPT + "Es")
-    first = as_json(capsys, name, save_context=context, max_new_tokens=5)  # what it generates is not in the context
-    then = as_json(capsys, name, prompt="Es", load_context=context)
+    whole = figures_of(capsys, name, prompt=PROMPT + "Es")
+    first = figures_of(capsys, name, save_context=context, max_new_tokens=5)  # what it generates is not in the context
+    then = figures_of(capsys, name, prompt="Es", load_context=context)
     assert then["token_ids"] == whole["token_ids"]
     assert then["context_tokens"] == first["prompt_tokens"] == DLACache.load(context).get_seq_length()
     assert then["cached_tokens"] == whole["cached_tokens"]
     assert then["state_bytes"] == pytest.approx(whole["state_bytes"], rel=0.1)  # free places in pools
-    fresh = as_json(capsys, name, prompt="Es")
+    fresh = figures_of(capsys, name, prompt="Es")
     assert fresh["token_ids"] != whole["token_ids"], "the context must matter"
 
 
 def test_reading_alone(folder, tmp_path, capsys):
-    figures = as_json(capsys, folder, save_context=tmp_path / "c", max_new_tokens=0)
+    figures = figures_of(capsys, folder, save_context=tmp_path / "c", max_new_tokens=0)
     assert figures["generated_tokens"] == 0
     assert figures["text"] == ""
     assert figures["cached_tokens"] == figures["prompt_tokens"] == DLACache.load(tmp_path / "c").get_seq_length()
@@ -111,10 +114,13 @@ def test_reading_alone(folder, tmp_path, capsys):
 def test_a_prompt_in_pieces_is_the_prompt(folder):
     model = DLAForCausalLM.from_pretrained(folder).eval().double()
     ids = torch.tensor([list((PROMPT * 3).encode())])
-    whole, cache = read(model, ids)
-    sizes = []
-    parts, pieces = read(model, ids, chunk=50, seen=lambda n, cache: sizes.append((n, cache.get_seq_length())))
-    assert sizes == [(50, 50), (50, 100), (26, 126)]
+    cache, pieces = DLACache(2), DLACache(2)
+    (whole,) = read(model, ids, cache)
+    sizes, parts = zip(
+        *((pieces.get_seq_length(), logits) for logits in read(model, ids, pieces, chunk=50)), strict=True
+    )
+    assert sizes == (50, 100, 126)
+    parts = parts[-1]
     torch.testing.assert_close(parts, whole, atol=1e-9, rtol=1e-9)
     assert pieces.nbytes == cache.nbytes
 
@@ -122,20 +128,20 @@ def test_a_prompt_in_pieces_is_the_prompt(folder):
 def test_long_prompts_from_files_and_stdin(folder, tmp_path, capsys, monkeypatch):
     data = PROMPT.encode() * 5 + b"\xff\x00"  # any bytes will do
     (tmp_path / "prompt").write_bytes(data)
-    from_file = as_json(capsys, folder, prompt=None, file=tmp_path / "prompt", prefill_chunk=64)
+    from_file = figures_of(capsys, folder, prompt=None, file=tmp_path / "prompt", prefill_chunk=64)
     assert from_file["prompt_tokens"] == len(data)
     monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(data)))
-    assert as_json(capsys, folder, prompt=None, prefill_chunk=64)["token_ids"] == from_file["token_ids"]
+    assert figures_of(capsys, folder, prompt=None, prefill_chunk=64)["token_ids"] == from_file["token_ids"]
 
 
 def test_stop_tokens_end_the_text(folder, tmp_path, capsys):
-    free = as_json(capsys, folder, max_new_tokens=40)["token_ids"]
+    free = figures_of(capsys, folder, max_new_tokens=40)["token_ids"]
     stop = free[20]
     first = free.index(stop)
     model = DLAForCausalLM.from_pretrained(folder)
     model.config.eos_token_id = model.generation_config.eos_token_id = stop
     model.save_pretrained(tmp_path)
-    figures = as_json(capsys, str(tmp_path), max_new_tokens=40)
+    figures = figures_of(capsys, str(tmp_path), max_new_tokens=40)
     assert figures["token_ids"] == free[: first + 1]
     assert figures["text"] == ByteTokenizer().decode(free[:first]), "the stop token is no text"
     assert figures["ended"] == "stop token"
@@ -159,14 +165,14 @@ def test_sampling():
 
 
 def test_seeds(folder, capsys):
-    runs = [as_json(capsys, folder, temperature=2.0, seed=seed)["token_ids"] for seed in (1, 1, 2)]
+    runs = [figures_of(capsys, folder, temperature=2.0, seed=seed)["token_ids"] for seed in (1, 1, 2)]
     assert runs[0] == runs[1] != runs[2]
 
 
 def test_the_budget_can_change(folder, capsys):
-    usual, smaller = as_json(capsys, folder), as_json(capsys, folder, capacity=3)
+    usual, smaller = figures_of(capsys, folder), figures_of(capsys, folder, capacity=3)
     assert smaller["state_bytes"] < usual["state_bytes"]
-    one = as_json(capsys, folder, tau=2.1)  # scores end at 2: no boundaries
+    one = figures_of(capsys, folder, tau=2.1)  # scores end at 2: no boundaries
     assert one["token_ids"] != usual["token_ids"]
 
 
@@ -182,7 +188,7 @@ def test_an_interrupt_ends_with_the_figures_so_far(folder, capsys, monkeypatch, 
         return forward(self, *args, **kwargs)
 
     monkeypatch.setattr(DLAForCausalLM, "forward", interrupted)
-    assert run(model=folder, prompt=PROMPT, max_new_tokens=12, prefill_chunk=20, json=True) == 130
+    assert main(["generate", folder, "--prompt", PROMPT, "--prefill-chunk", "20", "--json"]) == 130
     figures = json.loads(capsys.readouterr().out)
     assert figures["ended"] == "interrupted"
     assert figures["prompt_tokens"] == (20 if after == 1 else 42)
@@ -192,32 +198,34 @@ def test_an_interrupt_ends_with_the_figures_so_far(folder, capsys, monkeypatch, 
 
 
 def test_presets_say_that_they_are_random(capsys):
-    assert run(model="mamba2-tiny", memory="dynamic", prompt="abc", max_new_tokens=2, json=True) == 0
+    asked = ["mamba2-tiny", "--memory", "dynamic", "--prompt", "abc", "--max-new-tokens", "2"]
+    assert main(["generate", *asked, "--json"]) == 0
     printed = capsys.readouterr()
     assert "its weights are random" in printed.err
     figures = json.loads(printed.out)
     assert figures["random_weights"] is True
-    again = as_json(capsys, "mamba2-tiny", memory="dynamic", prompt="abc", max_new_tokens=2, seed=7)
+    again = figures_of(capsys, "mamba2-tiny", memory="dynamic", prompt="abc", max_new_tokens=2, seed=7)
     assert again["token_ids"] == figures["token_ids"], "the same weights every time"
 
 
 def test_half_precision_is_checked_first(folder, capsys, monkeypatch):
     checked = []
     monkeypatch.setattr(load_module, "ensure_half_precision", checked.append)
-    assert as_json(capsys, folder, dtype="bfloat16", max_new_tokens=3)["dtype"] == "bfloat16"
+    assert figures_of(capsys, folder, dtype="bfloat16", max_new_tokens=3)["dtype"] == "bfloat16"
     assert checked == [torch.bfloat16]
 
     def broken(dtype):
-        raise RuntimeError("use float32")
+        raise ValueError("use float32")
 
     monkeypatch.setattr(load_module, "ensure_half_precision", broken)
-    assert run(model=folder, prompt="a", dtype="bfloat16") == 2
+    assert main(["generate", folder, "--prompt", "a", "--dtype", "bfloat16"]) == 2
     assert capsys.readouterr().err == "dla generate: use float32\n"
 
 
 def test_tokens_take_in_all_but_the_last(folder):
     model = DLAForCausalLM.from_pretrained(folder).eval()
-    logits, cache = read(model, torch.tensor([[1, 2, 3]]))
+    cache = DLACache(2)
+    (logits,) = read(model, torch.tensor([[1, 2, 3]]), cache)
     assert len(list(tokens(model, logits, cache, 4, Sampling()))) == 4
     assert cache.get_seq_length() == 3 + 3
 
@@ -227,28 +235,28 @@ def test_tokens_take_in_all_but_the_last(folder):
     [
         ({"model": "mamba2-huge"}, "did you mean"),
         ({"prompt": ""}, "the prompt is empty"),
-        ({"temperature": -1.0}, "temperature must be >= 0"),
-        ({"top_p": 0.0}, r"top_p must be in \(0, 1\]"),
-        ({"top_k": -1}, "top_k must be >= 0"),
+        ({"temperature": -1.0}, "temperature must be a finite number >= 0, got -1.0"),
+        ({"top_p": 0.0}, "top_p must be a number above 0, 1 at most, got 0.0"),
+        ({"top_k": -1}, "top_k must be an integer >= 0, got -1"),
         ({"dtype": "int8"}, "dtype must be one of float32, bfloat16, float16, got 'int8'"),
-        ({"max_new_tokens": -1}, "max_new_tokens must be >= 0"),
-        ({"prefill_chunk": 0}, "prefill_chunk must be >= 1"),
+        ({"max_new_tokens": -1}, "max_new_tokens must be an integer >= 0, got -1"),
+        ({"prefill_chunk": 0}, "prefill_chunk must be an integer >= 1, got 0"),
         ({"prompt": "a", "file": "b"}, "a prompt or a file"),
+        ({"device": "abacus"}, "device 'abacus' cannot be used: "),
         ({"load_context": "nowhere"}, "load_context is not a file"),
         ({"save_context": "no/where"}, "a folder that does not exist"),
-        ({"capacity": 0}, "capacity must be >= 2, got 0"),
-        ({"tau": float("nan")}, "tau must be >= 0, got nan"),
+        ({"capacity": 0}, "capacity must be an integer >= 2 or None, got 0"),
+        ({"tau": float("nan")}, "tau must be a finite number >= 0 or None, got nan"),
         ({"memory": "single"}, 'made with memory="dynamic"'),
     ],
     ids=str,
 )
 def test_mistakes_are_sentences(folder, capsys, options, message):
     paths = {name: Path(x) for name, x in options.items() if name in ("file", "load_context", "save_context")}
-    assert run(**{"model": folder, "prompt": "a", **options, **paths}) == 2
+    with pytest.raises(ValueError, match=message):
+        run(**{"model": folder, "prompt": "a", **options, **paths})
     printed = capsys.readouterr()
-    assert not printed.out
-    assert printed.err.startswith("dla generate: ")
-    assert re.search(message, printed.err)
+    assert not printed.out and not printed.err
 
 
 @pytest.mark.parametrize(
@@ -261,20 +269,20 @@ def test_mistakes_are_sentences(folder, capsys, options, message):
     ids=str,
 )
 def test_contexts_of_other_models_are_refused(folder, tmp_path, capsys, other, message):
-    as_json(capsys, folder, save_context=tmp_path / "context", max_new_tokens=0)
+    figures_of(capsys, folder, save_context=tmp_path / "context", max_new_tokens=0)
     name = save_model(tmp_path / "other", **other)
-    assert run(model=name, prompt="a", load_context=tmp_path / "context") == 2
-    assert message in capsys.readouterr().err
+    with pytest.raises(ValueError, match=re.escape(message)):
+        run(model=name, prompt="a", load_context=tmp_path / "context")
     (tmp_path / "context").write_bytes(b"nonsense")
-    assert run(model=folder, prompt="a", load_context=tmp_path / "context") == 2
-    assert "not a saved context" in capsys.readouterr().err
+    with pytest.raises(ValueError, match="not a saved context"):
+        run(model=folder, prompt="a", load_context=tmp_path / "context")
 
 
 def test_a_context_that_does_not_fit_the_budget(folder, tmp_path, capsys):
-    as_json(capsys, folder, save_context=tmp_path / "context", max_new_tokens=0)
-    assert run(model=folder, prompt="a", load_context=tmp_path / "context", capacity=3) == 2
-    assert "cannot go on with capacity=3" in capsys.readouterr().err
-    assert as_json(capsys, folder, prompt="a", load_context=tmp_path / "context", capacity=9)["context_tokens"] == 42
+    figures_of(capsys, folder, save_context=tmp_path / "context", max_new_tokens=0)
+    with pytest.raises(ValueError, match="cannot go on with capacity=3"):
+        run(model=folder, prompt="a", load_context=tmp_path / "context", capacity=3)
+    assert figures_of(capsys, folder, prompt="a", load_context=tmp_path / "context", capacity=9)["context_tokens"] == 42
 
 
 # Files that are damaged, and vocabularies without a tokenizer.
@@ -316,17 +324,17 @@ def test_stop_tokens_of_the_generation_are_checked(folder, tmp_path, capsys):
     shutil.copytree(folder, tmp_path / "model")
     file = tmp_path / "model" / "generation_config.json"
     file.write_text(json.dumps({"eos_token_id": 0.5}))
-    assert run(model=str(tmp_path / "model"), prompt="a") == 2
+    assert main(["generate", str(tmp_path / "model"), "--prompt", "a"]) == 2
     assert "generation_config.json: eos_token_id must be an integer >= 0" in capsys.readouterr().err
 
 
 def test_a_vocabulary_without_a_tokenizer_is_refused(tmp_path, capsys):
     name = save_model(tmp_path, vocab_size=300)
     for model in (name, "mamba2-780m"):
-        assert run(model=model, prompt="a", max_new_tokens=2) == 2
+        assert main(["generate", model, "--prompt", "a", "--max-new-tokens", "2"]) == 2
         printed = capsys.readouterr()
         assert "give --tokenizer" in printed.err and not printed.out
-    assert as_json(capsys, name, tokenizer="bytes", max_new_tokens=2)["generated_tokens"] == 2
+    assert figures_of(capsys, name, tokenizer="bytes", max_new_tokens=2)["generated_tokens"] == 2
 
 
 @pytest.mark.parametrize(
@@ -346,7 +354,7 @@ def test_damaged_files_beside_the_weights_are_one_line(folder, tmp_path, capsys,
     if "index" in name:
         (tmp_path / "model" / "model.safetensors").unlink()
     (tmp_path / "model" / name).write_bytes(content)
-    if run(model=str(tmp_path / "model"), prompt="a", max_new_tokens=1) == 0:
+    if main(["generate", str(tmp_path / "model"), "--prompt", "a", "--max-new-tokens", "1"]) == 0:
         assert name == "generation_config.json"  # transformers takes its own defaults then
         return
     error = capsys.readouterr().err.splitlines()[-1]
@@ -357,6 +365,6 @@ def test_weights_of_other_shapes_are_refused_by_folder(folder, tmp_path, capsys)
     shutil.copytree(folder, tmp_path / "model")
     config = json.loads((tmp_path / "model" / "config.json").read_text())
     (tmp_path / "model" / "config.json").write_text(json.dumps({**config, "head_v_dim": 16}))
-    assert run(model=str(tmp_path / "model"), prompt="a") == 2
+    assert main(["generate", str(tmp_path / "model"), "--prompt", "a"]) == 2
     error = capsys.readouterr().err.splitlines()[-1]
     assert error.startswith("dla generate: ") and str(tmp_path / "model") in error

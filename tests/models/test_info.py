@@ -3,6 +3,7 @@ import json
 import pytest
 import torch
 
+from dla.cli import main
 from dla.models import DLAForCausalLM
 from dla.models.config import DLAConfig
 from dla.models.info import _popcounts, cache_bytes, info, run
@@ -169,26 +170,24 @@ def test_which_memories_are_shown():
         info(config, 0)
 
 
-def test_text_and_json(capsys):
-    assert run("mamba2-780m", as_json=True) == 0
-    figures = json.loads(capsys.readouterr().out)
-    assert run("mamba2-780m") == 0
-    text = capsys.readouterr().out
+def test_text_and_figures():
+    found = run("mamba2-780m")
+    figures, text = found.figures, found.text
+    assert json.loads(json.dumps(figures)) == figures
     assert figures["memories"]["dynamic"]["cache_bytes"]["states"] == 2_264_924_160
     assert figures["memories"]["log_linear"]["cache_bytes"]["states"] == 1_132_462_080
     assert figures["kv_cache_bytes"]["transformer-778m"] == 2 * 24 * 1536 * 2 * 16384
     for number in ("780,161,280", "106,237,440", "2,264,924,160", "2,415,919,104", "output head (tied)"):
         assert number in text
-    assert run("transformer-tiny", context=1000) == 0
-    assert "softmax" in capsys.readouterr().out
+    assert "softmax" in run("transformer-tiny", context=1000).text
 
 
 def test_saved_models_and_mistakes(tmp_path, capsys):
     DLAConfig(memory="dynamic", **TINY).save_pretrained(tmp_path)
-    assert run(str(tmp_path), memories=["dynamic"], context=77, as_json=True) == 0
+    assert main(["info", str(tmp_path), "--memory", "dynamic", "--context", "77", "--json"]) == 0
     figures = json.loads(capsys.readouterr().out)
     assert (figures["context"], list(figures["memories"])) == (77, ["dynamic"])
-    assert run("mamba3-tiny") == 2
+    assert main(["info", "mamba3-tiny"]) == 2
     printed = capsys.readouterr()
     assert not printed.out
     assert "dla info: name is not a preset: 'mamba3-tiny'; did you mean mamba2-tiny?" in printed.err

@@ -153,9 +153,7 @@ HOSTILE: dict[str, tuple[dict[str, int], str]] = {
 
 
 def numbers(**changes: int) -> dict[str, int]:
-    named = (*compiled._INTS, "merge", "score", "decide", "carried")
-    plain = dict.fromkeys(named, 0) | {"heads": 2, "key_heads": 1, "dk": 4, "dv": 4}
-    return plain | changes
+    return {"heads": 2, "key_heads": 1, "dk": 4, "dv": 4, "threads": 1} | changes
 
 
 @pytest.mark.parametrize("hostile", HOSTILE)

@@ -2,20 +2,15 @@
 
 from torch import nn
 
-from dla.layers import (
-    Attention,
-    DeltaNet,
-    DynamicMemory,
-    GatedDeltaNet,
-    Linear,
-    LogLinearMemory,
-    Mamba2,
-    Memory,
-    SingleMemory,
-)
+from dla import layers
 from dla.models.config import DLAConfig
 
-MIXERS = {"mamba2": Mamba2, "gated_deltanet": GatedDeltaNet, "deltanet": DeltaNet, "linear": Linear}
+MIXERS = {
+    "mamba2": layers.Mamba2,
+    "gated_deltanet": layers.GatedDeltaNet,
+    "deltanet": layers.DeltaNet,
+    "linear": layers.Linear,
+}
 SHARED = ("head_k_dim", "head_v_dim", "conv_size", "conv_bias", "norm_eps", "feature_map")
 OWN = {
     "mamba2": ("projection_bias", "norm_groups", "time_step_limit"),
@@ -29,7 +24,7 @@ def make_mixer(config: DLAConfig, layer: int) -> nn.Module:
     """The mixer of a layer, with its memory."""
     backbone, memory = config.kinds()[layer]
     if memory is None:
-        return Attention(
+        return layers.Attention(
             config.hidden_size,
             heads=config.num_attention_heads,
             key_heads=config.num_key_value_heads,
@@ -44,13 +39,13 @@ def make_mixer(config: DLAConfig, layer: int) -> nn.Module:
     )
 
 
-def make_memory(config: DLAConfig, kind: str) -> Memory:
+def make_memory(config: DLAConfig, kind: str) -> layers.Memory:
     """A memory for the layers' heads."""
     heads = config.num_heads
     if kind == "single":
-        return SingleMemory()
+        return layers.SingleMemory()
     if kind == "log_linear":
-        return LogLinearMemory(config.hidden_size, heads, config.level_width, config.slot_bias)
+        return layers.LogLinearMemory(config.hidden_size, heads, config.level_width, config.slot_bias)
     reads = ("slot_bias", "slot_rank", "routed", "sharpness", "sharpness_start", "temperature", "slot_order")
-    chosen = {name: getattr(config, name) for name in (*reads, "state_dtype", *DynamicMemory.rule_names)}
-    return DynamicMemory(config.hidden_size, heads, width=config.slot_width, **chosen)
+    chosen = {name: getattr(config, name) for name in (*reads, "state_dtype", *layers.DynamicMemory.rule_names)}
+    return layers.DynamicMemory(config.hidden_size, heads, width=config.slot_width, **chosen)

@@ -12,10 +12,11 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 
 from dla.layers.attention import KVState
 from dla.models.config import DLAConfig
-from dla.ops.state import DynamicState, LinearState, LogLinearState, State
+from dla.ops.attention import KINDS
+from dla.ops.state import DynamicState, State
 from dla.ops.state.base import FLOATS, expect, read_tensors, refusals
 
-STATES = {"single": LinearState, "log_linear": LogLinearState, "dynamic": DynamicState, None: KVState}
+STATES: dict[Any, type[State]] = {**KINDS, None: KVState}
 FORMAT = "dla-context-1"
 NO_ROLLBACK = (
     "a DLA cache cannot drop tokens it has taken in: merged states cannot be taken apart. "

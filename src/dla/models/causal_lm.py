@@ -9,7 +9,6 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 from transformers.modeling_utils import slice_logits_to_keep
 from transformers.utils import can_return_tuple
 
-from dla.layers.packing import Packing
 from dla.models.cache import NO_ROLLBACK, DLACache
 from dla.models.config import DLAConfig
 from dla.models.loss import next_token_targets, token_loss, token_losses
@@ -71,7 +70,9 @@ class DLAForCausalLM(DLAPreTrainedModel, GenerationMixin):
             return_dict=True,
         )
         hidden, loss, logits = outputs.last_hidden_state, None, None
-        targets = _targets(labels, kwargs.get("shift_labels"), packing)
+        targets = None if labels is None else next_token_targets(labels, packing)
+        if (shifted := kwargs.get("shift_labels")) is not None:
+            targets = packing.pack(shifted)
         if targets is not None:
             chunk = self.config.loss_chunk or max(targets.numel(), 1)
             packed = packing.pack(hidden)
@@ -110,10 +111,3 @@ class DLAForCausalLM(DLAPreTrainedModel, GenerationMixin):
         if generation_mode == GenerationMode.ASSISTED_GENERATION:
             raise ValueError(f"assisted and prompt-lookup decoding are not available: {NO_ROLLBACK}")
         super()._validate_generation_mode(generation_mode, *args, **kwargs)
-
-
-def _targets(labels: Tensor | None, shifted: Tensor | None, packing: Packing) -> Tensor | None:
-    """What the tokens are to predict, as the layers see them."""
-    if shifted is not None:
-        return packing.pack(shifted)
-    return None if labels is None else next_token_targets(labels, packing)

@@ -9,9 +9,9 @@ from typing import Annotated, Any, ClassVar, Literal, get_args
 import torch
 from transformers import PreTrainedConfig
 
-from dla.files import read_json
 from dla.names import check_choice
 from dla.ops.rules import Merge, Score, SlotOrder
+from dla.text import first_line
 from dla.typed import SIZED, BadValueError, Count, Limit, NotNegative, OpenSize, Positive, Size, convert
 
 Backbone = Literal["mamba2", "gated_deltanet", "deltanet", "linear", "softmax"]
@@ -82,6 +82,7 @@ class DLAConfig(PreTrainedConfig):
 
     model_type = "dla"
     keys_to_ignore_at_inference: ClassVar[list[str]] = ["past_key_values"]
+    attribute_map: ClassVar[dict[str, str]] = {"temperature": "gate_temperature"}
 
     backbone: Backbone = "mamba2"
     memory: Memory = "single"
@@ -148,7 +149,7 @@ class DLAConfig(PreTrainedConfig):
         try:
             super().__post_init__(**kwargs)
         except SURPRISES as error:
-            raise ValueError(f"transformers cannot take the configuration: {_first_line(error)}") from error
+            raise ValueError(f"transformers cannot take the configuration: {first_line(error)}") from error
 
     @classmethod
     def from_pretrained(cls, name: str | PathLike[str], *args: Any, **options: Any) -> "DLAConfig":
@@ -156,17 +157,8 @@ class DLAConfig(PreTrainedConfig):
         try:
             made: DLAConfig = super().from_pretrained(name, *args, **options)
         except (ValueError, *SURPRISES) as error:
-            raise ValueError(f"{Path(name) / 'config.json'}: {_first_line(error)}") from error
+            raise ValueError(f"{Path(name) / 'config.json'}: {first_line(error)}") from error
         return made
-
-    @property
-    def temperature(self) -> float | None:
-        """Of the soft gate while training; None for the hard gate."""
-        return self.gate_temperature
-
-    @temperature.setter
-    def temperature(self, value: float | None) -> None:
-        self.gate_temperature = value
 
     def _get_generation_parameters(self) -> dict[str, Any]:
         """What transformers takes for settings of generate() in a model's configuration: not the gate's temperature."""
@@ -246,11 +238,15 @@ class DLAConfig(PreTrainedConfig):
             self.intermediate_size = 0 if first == "mamba2" else -(-8 * d // 3 // 64) * 64
 
     def _check_sizes(self) -> None:
-        kinds = self.kinds()
-        if any(memory is not None for _, memory in kinds):
-            self._check_linear()
-        if any(backbone == "softmax" for backbone, _ in kinds):
-            self._check_softmax()
+        backbones, memories = zip(*self.kinds(), strict=True)
+        if set(memories) != {None}:
+            self._check_divides("num_key_heads", "num_heads=", self.num_heads)
+            self._check_divides("norm_groups", "num_heads * head_v_dim = ", self.num_heads * self.head_v_dim)
+        if "softmax" in backbones:
+            self._check_divides("num_key_value_heads", "num_attention_heads=", self.num_attention_heads)
+            if self.attention_head_dim % 2 or not self.attention_head_dim:
+                even = "even (rotary positions) and at least 2"
+                raise BadValueError("attention_head_dim", even, self.attention_head_dim)
         if self.routed and not self.dynamic:
             raise ValueError('routed=True needs memory="dynamic" in some layer')
         if self.sharpness != "head" and not self.routed:
@@ -258,6 +254,10 @@ class DLAConfig(PreTrainedConfig):
         if self.state_dtype is not None and self.capacity is None:
             raise ValueError(f"state_dtype={self.state_dtype!r} needs a capacity, which is None")
         self._check_matrices()
+
+    def _check_divides(self, name: str, whole: str, size: int) -> None:
+        if size % getattr(self, name):
+            raise ValueError(f"{name}={getattr(self, name)} must divide {whole}{size}")
 
     def _check_matrices(self) -> None:
         """Refuse matrices larger than any machine's memory; the widest map of a layer has so many rows."""
@@ -271,42 +271,9 @@ class DLAConfig(PreTrainedConfig):
                 f"where {LARGEST_MATRIX} are the most"
             )
 
-    def _check_linear(self) -> None:
-        if self.num_heads % self.num_key_heads:
-            raise ValueError(f"num_key_heads={self.num_key_heads} must divide num_heads={self.num_heads}")
-        width = self.num_heads * self.head_v_dim
-        if width % self.norm_groups:
-            raise ValueError(f"norm_groups={self.norm_groups} must divide num_heads * head_v_dim = {width}")
-
-    def _check_softmax(self) -> None:
-        if self.num_attention_heads % self.num_key_value_heads:
-            raise ValueError(
-                f"num_key_value_heads={self.num_key_value_heads} must divide "
-                f"num_attention_heads={self.num_attention_heads}"
-            )
-        if self.attention_head_dim % 2 or not self.attention_head_dim:
-            raise BadValueError("attention_head_dim", "even (rotary positions) and at least 2", self.attention_head_dim)
-
 
 # The options by name, and what each may be.
 OPTIONS: dict[str, Any] = {f.name: f.type for f in fields(DLAConfig) if f.name in DLAConfig.__annotations__}
-
-
-def check_saved(name: str | PathLike[str]) -> None:
-    """Refuse the folder of a saved model whose config.json cannot be read, before anybody takes it for one."""
-    file = Path(name) / "config.json"
-    if not file.is_file():
-        return  # a preset, or no model, which whoever looks for it says
-    try:
-        content = read_json(file)
-    except ValueError as error:
-        raise ValueError(f"{file} is not valid JSON: {_first_line(error)}") from error
-    if not isinstance(content, dict):
-        raise ValueError(f"{file} must hold a JSON object, got {type(content).__name__}")
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
 def _refuse_typos(kwargs: dict[str, Any]) -> None:

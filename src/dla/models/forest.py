@@ -20,6 +20,7 @@ from dla.models.cache import DLACache, LayerCache
 from dla.models.causal_lm import DLAForCausalLM
 from dla.models.config import DLAConfig
 from dla.models.info import cache_bytes
+from dla.typed import Count, NotNegative, convert
 
 FORK, FORK_ROW = 8.0, 0.6  # tokens that could be read while a state is copied, and for each matrix of it (on a CPU)
 CPU_STATES = 32 << 20  # bytes of one layer's states in a batch: with more, a CPU waits for its memory
@@ -54,6 +55,11 @@ class Level:
     kept: list[int]  # rows whose caches are wanted
     packing: Packing
     offsets: list[int]  # of each node on the flat token axis
+
+    def ids(self) -> Tensor:
+        """[B, T] or packed [1, N] tokens"""
+        ids = [token for node in self.nodes for token in node.tokens[node.start : node.end]]
+        return torch.tensor(ids).view(self.packing.batch, self.packing.time)
 
 
 @dataclass
@@ -151,11 +157,9 @@ class Reader:
         state_bytes: int = 1 << 30,
         fork: float | None = None,
     ) -> None:
-        for name, value in (("batch_tokens", batch_tokens), ("state_bytes", state_bytes)):
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise ValueError(f"{name} must be an integer >= 1, got {value!r}")
-        if fork is not None and not fork >= 0:
-            raise ValueError(f"fork must be >= 0 or None, got {fork!r}")
+        convert("batch_tokens", batch_tokens, Count)
+        convert("state_bytes", state_bytes, Count)
+        convert("fork", fork, NotNegative | None)
         self.model = model
         self.batch_tokens, self.state_bytes = batch_tokens, state_bytes
         self.fork = fork_tokens(model.config) if fork is None else fork
@@ -217,7 +221,7 @@ class Reader:
     def _pass(self, levels: list[Level], past: DLACache | None) -> Pass:
         """All layers over one batch of trees, which go on from ``past`` (one row) or begin."""
         model, device = self.model.model, self.model.device
-        xs = [model.embed(_ids(level).to(device)) for level in levels]
+        xs = [model.embed(level.ids().to(device)) for level in levels]
         nodes = [level.nodes[row] for level in levels for row in level.kept]
         cache = DLACache(0) if nodes else None
         for i, block in enumerate(model.layers):
@@ -264,9 +268,3 @@ def _levels(trees: list[Node], wanted: Collection[Node], depth: int | None = Non
         levels.append(Level(nodes, [parent for _, parent in rows], kept, packing, offsets))
         rows = [(child, row) for row, node in enumerate(nodes) for child in node.children]
     return levels
-
-
-def _ids(level: Level) -> Tensor:
-    """[B, T] or packed [1, N] tokens"""
-    ids = [token for node in level.nodes for token in node.tokens[node.start : node.end]]
-    return torch.tensor(ids).view(level.packing.batch, level.packing.time)

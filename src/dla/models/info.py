@@ -28,10 +28,7 @@ The mean over t = 0 … T - 1 is what reading a context of T tokens costs per to
 most is what the dearest of them costs. Chunk-parallel kernels do more arithmetic than this, in larger pieces.
 """
 
-import json
-import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -43,49 +40,44 @@ from dla.models.load import find_config
 from dla.models.presets import preset
 from dla.ops.state import DynamicState, LinearState, LogLinearState, State
 from dla.report import table
+from dla.report.found import Found
+from dla.typed import Count, convert
 
 LARGE = 100_000_000  # parameters from which on a model is compared with the Transformer of this size:
 TRANSFORMER = "transformer-778m"
 KV_BYTES = 2  # bfloat16
 DELTA_RULE = ("gated_deltanet", "deltanet")
 
+PARTS = {  # in the names of weights, what they are a part of: the last that is found, or else the norms
+    "model.embeddings.": "embeddings",
+    "lm_head.": "output_head",
+    ".mixer.": "mixers",
+    ".memory.slots.": "lam",
+    ".memory.sharpness": "routing",
+    ".mlp.": "mlps",
+}
+# what stands before the figures, where it is not their names
 LABELS = {
-    "embeddings": "embeddings",
-    "output_head": "output head",
-    "mixers": "mixers",
     "lam": "slot weights (lam)",
-    "routing": "routing",
     "mlps": "MLPs",
-    "norms": "norms",
     "states_per_head": "states a head",
-    "states": "states",
-    "bookkeeping": "bookkeeping",
-    "convolutions": "convolutions",
-    "keys_and_values": "keys and values",
     "of_kv_cache": "share of the KV cache",
-    "linear_maps": "linear maps",
     "mixing": "mixing, mean of the context",
     "mixing_most": "mixing, dearest token",
-    "total": "total",
 }
 
 
-class Count(int):
-    """A number that prints with thousands separators."""
+class Thousands(int):
+    """A number that prints with separators, and still stands to the right in tables."""
 
     def __str__(self) -> str:
         return f"{int(self):,}"
 
 
-def run(name: str, *, context: int = 16384, memories: Sequence[str] | None = None, as_json: bool = False) -> int:
-    """Print what the preset or the saved model ``name`` costs; the exit code."""
-    try:
-        figures = {"name": name, **info(find_config(name), context, memories)}
-    except ValueError as error:
-        print(f"dla info: {error}", file=sys.stderr)
-        return 2
-    print(json.dumps(figures, indent=2) if as_json else render(figures))
-    return 0
+def run(name: str, *, context: int = 16384, memories: Sequence[str] | None = None) -> Found:
+    """What the preset or the saved model ``name`` costs."""
+    figures = {"name": name, **info(find_config(name), context, memories)}
+    return Found(render(figures), figures)
 
 
 def info(
@@ -100,8 +92,7 @@ def info(
         memories: which of them (None: all that the backbone can have).
         dtype: of the model; states are in float32 all the same.
     """
-    if isinstance(context, bool) or not isinstance(context, int) or context < 1:
-        raise ValueError(f"context must be an integer >= 1, got {context!r}")
+    convert("context", context, Count)
     columns: dict[str, Any] = {}
     for label, variant in variants(config, memories).items():
         parts, maps = count_parameters(variant)
@@ -149,25 +140,14 @@ def count_parameters(config: DLAConfig) -> tuple[dict[str, int], int]:
     """Parameters by part, and how many multiplications the linear maps take for a token."""
     with torch.device("meta"):
         model = DLAForCausalLM(config)
-    parts = dict.fromkeys(("embeddings", "output_head", "mixers", "lam", "routing", "mlps", "norms"), 0)
+    parts = dict.fromkeys((*PARTS.values(), "norms"), 0)
     maps = config.vocab_size * config.hidden_size if config.tie_word_embeddings else 0
     for name, weight in model.named_parameters():
-        part = _part(name)
+        part = ["norms", *(part for key, part in PARTS.items() if key in name)][-1]
         parts[part] += weight.numel()
         if weight.dim() > 1 and part != "embeddings" and not name.endswith(("slots.L", "slots.B", "slots.bias")):
             maps += weight.numel() * (2 if "feature_map" in name else 1)
     return {**parts, "total": sum(parts.values())}, maps
-
-
-def _part(name: str) -> str:
-    if name == "model.embeddings.weight":
-        return "embeddings"
-    if name.startswith("lm_head."):
-        return "output_head"
-    for key, part in ((".memory.slots.", "lam"), (".memory.sharpness", "routing"), (".mixer.", "mixers")):
-        if key in name:
-            return part
-    return "mlps" if ".mlp." in name else "norms"
 
 
 def cache_bytes(config: DLAConfig, context: int, dtype: torch.dtype = torch.bfloat16) -> dict[str, int]:
@@ -183,7 +163,8 @@ def cache_bytes(config: DLAConfig, context: int, dtype: torch.dtype = torch.bflo
         channels = H * dv + 2 * config.num_key_heads * dk
         found["convolutions"] += max(config.conv_size - 1, 0) * channels * dtype.itemsize
         state = empty_state(config, memory, context)
-        found["states_per_head"] = max(found["states_per_head"], _held(config, memory, context).room)
+        room = config.capacity or context if memory == "dynamic" else _states(config, memory, context)[1]
+        found["states_per_head"] = max(found["states_per_head"], room)
         found["states"] += state.content_bytes
         found["bookkeeping"] += state.nbytes - state.content_bytes
     return {**found, "total": sum(size for name, size in found.items() if name != "states_per_head")}
@@ -193,10 +174,10 @@ def empty_state(config: DLAConfig, memory: str, context: int) -> State:
     """A layer's state of one sequence with room for ``context`` tokens, without any memory of its own."""
     shape = (1, *_heads(config))
     if memory == "single":
-        return LinearState.empty(*shape, torch.float32, "meta")
+        return LinearState.empty(shape, torch.float32, "meta")
     if memory == "log_linear":
-        return LogLinearState.empty(*shape, torch.float32, "meta", tokens=context)
-    made = DynamicState.empty(*shape, config.capacity, config.routed, torch.float32, "meta", tokens=context)
+        return LogLinearState.empty(shape, torch.float32, "meta", tokens=context)
+    made = DynamicState.empty(shape, config.capacity, config.routed, torch.float32, "meta", tokens=context)
     return made if config.state_dtype is None else made.stored_in(getattr(torch, config.state_dtype))
 
 
@@ -205,19 +186,10 @@ def kv_cache_bytes(config: DLAConfig, tokens: int) -> int:
     return 2 * config.num_hidden_layers * config.hidden_size * KV_BYTES * tokens
 
 
-@dataclass
-class Held:
-    """How much of the past a token reads: over the tokens of a context, and by the one that reads most."""
-
-    mean: float
-    most: int
-    room: int  # for how many states (or tokens) there is room at the end
-
-
 def flops(config: DLAConfig, context: int, maps: int) -> dict[str, int]:
     """FLOPs of a token, forward, as the module's text says; ``maps`` counts the linear maps' multiplications."""
     mean = mixing_flops(config, context)
-    most = sum(_mixing(config, *kind, _held(config, kind[1], context).most) for kind in config.kinds())
+    most = sum(_mixing(config, *kind, _states(config, kind[1], context)[1]) for kind in config.kinds())
     return {
         "linear_maps": 2 * maps,
         "mixing": round(mean),
@@ -238,22 +210,21 @@ def mixing_flops(config: DLAConfig, context: int, live_states: Sequence[float] |
     measured = iter(live_states or ())
     total = 0.0
     for backbone, memory in config.kinds():
-        n = _held(config, memory, context).mean
+        n = _states(config, memory, context)[0]
         if memory == "dynamic" and live_states is not None:
             n = next(measured) if config.capacity is not None else n
         total += _mixing(config, backbone, memory, n)
     return total
 
 
-def _held(config: DLAConfig, memory: str | None, context: int) -> Held:
-    """States that the tokens of a context read; tokens for softmax layers and without a capacity."""
+def _states(config: DLAConfig, memory: str | None, context: int) -> tuple[float, int]:
+    """How many states the tokens of a context read, in the mean and at most; tokens, where those are held."""
     if memory == "single":
-        return Held(1, 1, 1)
+        return 1, 1
     if memory == "log_linear":
-        return Held(1 + _popcounts(context) / context, context.bit_length(), context.bit_length())
-    most = config.window if memory is None else config.capacity
-    full = min(most or context, context)
-    return Held((full * (full + 1) / 2 + full * (context - full)) / context, full, most or context)
+        return 1 + _popcounts(context) / context, context.bit_length()
+    full = min((config.window if memory is None else config.capacity) or context, context)
+    return (full * (full + 1) / 2 + full * (context - full)) / context, full
 
 
 def _popcounts(end: int) -> int:
@@ -288,31 +259,27 @@ def _heads(config: DLAConfig) -> tuple[int, int, int]:
 
 def render(figures: dict[str, Any]) -> str:
     """The figures as text."""
-    T, dtype = Count(figures["context"]), figures["dtype"]
-    tied = "tied to the output head" if figures["tied"] else "not tied"
-    caches = [f"{name}: {Count(size)}" for name, size in figures["kv_cache_bytes"].items()]
-    return "\n".join(
-        [
-            f"{figures['name']}: {figures['layers']} layers of {' and '.join(figures['kinds'])}, width "
-            f"{figures['hidden_size']}, {Count(figures['vocab_size'])} tokens in the vocabulary, embeddings {tied}.",
-            "",
-            _section(figures, "parameters", "parameters"),
-            "",
-            f"The memory of one sequence of {T} tokens: states in float32, the rest as the model, in {dtype}. "
-            "The dynamic memory holds short states as their tokens, so that this is the most it can take.",
-            "",
-            _section(figures, "cache_bytes", "bytes"),
-            "",
-            "A KV cache in bfloat16 for as many tokens, bytes: " + "; ".join(caches) + ".",
-            "",
-            f"FLOPs of one token, forward, in a context of {T} tokens.",
-            "",
-            _section(figures, "flops_per_token", "FLOPs"),
-            "",
-            "Mixing by softmax attention of the same width and depth, mean of the context: "
-            f"{Count(figures['softmax_mixing_flops'])}.",
-        ]
-    )
+    caches = [f"{name}: {size:,}" for name, size in figures["kv_cache_bytes"].items()]
+    return f"""\
+{figures["name"]}: {figures["layers"]} layers of {" and ".join(figures["kinds"])}, width {figures["hidden_size"]}, \
+{figures["vocab_size"]:,} tokens in the vocabulary, embeddings {"" if figures["tied"] else "not "}tied\
+{" to the output head" if figures["tied"] else ""}.
+
+{_section(figures, "parameters", "parameters")}
+
+The memory of one sequence of {figures["context"]:,} tokens: states in float32 (or in its state_dtype), \
+the rest as the model, in {figures["dtype"]}. The dynamic memory holds short states as their tokens, so that this is \
+the most it can take.
+
+{_section(figures, "cache_bytes", "bytes")}
+
+A KV cache in bfloat16 for as many tokens, bytes: {"; ".join(caches)}.
+
+FLOPs of one token, forward, in a context of {figures["context"]:,} tokens.
+
+{_section(figures, "flops_per_token", "FLOPs")}
+
+Mixing by softmax attention of the same width and depth, mean of the context: {figures["softmax_mixing_flops"]:,}."""
 
 
 def _section(figures: dict[str, Any], section: str, title: str) -> str:
@@ -320,9 +287,10 @@ def _section(figures: dict[str, Any], section: str, title: str) -> str:
     columns = {name: column[section] for name, column in figures["memories"].items()}
     rows = []
     for key in next(iter(columns.values())):
+        tied = key == "output_head" and figures["tied"]
         values = {name: column[key] for name, column in columns.items()}
-        label = "output head (tied)" if key == "output_head" and figures["tied"] else LABELS[key]
-        if any(values.values()) or (key == "output_head" and figures["tied"]):
-            numbers = {name: x if isinstance(x, float) else Count(x) for name, x in values.items()}
+        if tied or any(values.values()):
+            label = LABELS.get(key, key.replace("_", " ")) + (" (tied)" if tied else "")
+            numbers = {name: x if isinstance(x, float) else Thousands(x) for name, x in values.items()}
             rows.append({title: label, **numbers})
     return table(rows)

@@ -1,6 +1,5 @@
 """The one way to a model that is ready to use: the folder of a saved one, or a preset with random weights."""
 
-import json
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,10 +9,12 @@ import torch
 from transformers.utils import logging as transformers_logging
 
 from dla import choices
+from dla.files import read_object
 from dla.machine import ensure_half_precision
 from dla.models.causal_lm import DLAForCausalLM
-from dla.models.config import DLAConfig, EndTokens, check_saved
+from dla.models.config import DLAConfig, EndTokens
 from dla.models.presets import PRESETS, preset
+from dla.text import first_line
 from dla.typed import convert
 
 DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in choices.DTYPES}
@@ -38,8 +39,7 @@ def find_config(name: str, memory: str | None = None) -> DLAConfig:
     file = Path(name) / "config.json"
     if not file.is_file():
         raise ValueError(f"{name} has no config.json, so it is not a saved model")
-    check_saved(name)
-    kind = json.loads(file.read_text(encoding="utf-8")).get("model_type")
+    kind = read_object(file).get("model_type")
     if kind != DLAConfig.model_type:
         raise ValueError(
             f"{name} holds a model of type {kind!r}, not {DLAConfig.model_type!r}; `dla convert` reads others"
@@ -72,6 +72,10 @@ def load_model(
         raise ValueError(f"dtype must be one of {', '.join(DTYPES)}, got {dtype!r}")
     config = find_config(name, memory)
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:  # torch's, for what is no device, or none here
+        raise ValueError(f"device {device!r} cannot be used: {first_line(error)}") from error
     chosen = None if dtype is None else DTYPES[dtype]
     if chosen is not None and torch.device(device).type == "cpu":
         ensure_half_precision(chosen)

@@ -17,9 +17,9 @@ from dla.names import check_choice
 from dla.ops import decode as torch_decode
 from dla.ops.chunked import attend as chunked
 from dla.ops.cpu import attend as cpu_attend
+from dla.ops.cpu import binding, library
 from dla.ops.cpu import decide as cpu_decide
 from dla.ops.cpu import decode as cpu_decode
-from dla.ops.cpu import library
 from dla.ops.cpu import scan as compiled_scan
 from dla.ops.decide import scan as torch_scan
 from dla.ops.decide.decided import Decided
@@ -64,7 +64,7 @@ TABLE: dict[Stage, tuple[Implementation, ...]] = {
     ),
     "attend": (
         _not_written("triton"),
-        Implementation("cpu", cpu_attend.attend, library.missing, cpu_attend.unable),
+        Implementation("cpu", cpu_attend.attend, library.missing, binding.unable),
         Implementation("chunked", chunked.attend),
         Implementation("reference", reference.attend),
     ),

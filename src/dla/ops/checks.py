@@ -3,6 +3,7 @@
 import math
 import os
 from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -26,7 +27,10 @@ def check_operands(
     cu_seqlens: Tensor | None = None,
 ) -> None:
     """Shapes, dtypes, devices and, where that costs no sync, values."""
-    _check_ranks(k, v)
+    for name, needed in (("k", k), ("v", v)):
+        check_tensor(name, needed)
+        if needed.dim() != 4:
+            raise ValueError(f"{name} must be [batch, time, heads, dim], got shape {list(needed.shape)}")
     B, T, Hk, dk = k.shape
     H = v.shape[2]
     if v.shape[:2] != (B, T):
@@ -35,25 +39,22 @@ def check_operands(
         raise ValueError(f"k and v need at least one head and one channel, got {list(k.shape)} and {list(v.shape)}")
     if H % Hk:
         raise ValueError(f"k has {Hk} key heads, which must divide the {H} heads of v")
-    expected: dict[str, tuple[Tensor | None, tuple[int, ...]]] = {
-        "q": (q, (B, T, Hk, dk)),
-        "g": (g, (B, T, H)),
-        "beta": (beta, (B, T, H)),
-    }
-    for name, (x, shape) in expected.items():
-        if x is not None:
-            check_tensor(name, x)
-            if x.shape != shape:
-                raise ValueError(f"{name} must be {list(shape)} to go with k and v, got {list(x.shape)}")
-    if lam is not None:
-        check_tensor("lam", lam)
-        if lam.dim() != 4 or lam.shape[:3] != (B, T, H) or lam.shape[3] == 0:
-            raise ValueError(f"lam must be [{B}, {T}, {H}, slots >= 1], got {list(lam.shape)}")
-    if route is not None:
-        check_tensor("route", route)
-        if route.shape not in ((H,), (B, T, H)):
-            raise ValueError(f"route must be [{H}] or [{B}, {T}, {H}], got {list(route.shape)}")
-    _check_kinds(k, {"q": q, "v": v}, {"lam": lam, "g": g, "beta": beta, "route": route})
+    heads = (B, T, H)
+    shapes: dict[str, list[Any]] = {"q": [(B, T, Hk, dk)], "g": [heads], "beta": [heads], "route": [(H,), heads]}
+    for name, x in {"q": q, "v": v, "lam": lam, "g": g, "beta": beta, "route": route}.items():
+        if x is None:
+            continue
+        check_tensor(name, x)
+        if name == "lam" and (x.dim() != 4 or x.shape[:3] != (B, T, H) or x.shape[3] == 0):
+            raise ValueError(f"lam must be [{B}, {T}, {H}, slots >= 1], got {list(x.shape)}")
+        if name in shapes and x.shape not in shapes[name]:
+            wanted = " or ".join(str([*shape]) for shape in shapes[name])
+            raise ValueError(f"{name} must be {wanted} to go with k and v, got {list(x.shape)}")
+        accepted = {k.dtype} if name in ("q", "v") else {k.dtype, torch.float32}
+        if x.dtype not in accepted:
+            raise ValueError(f"{name} must be {' or '.join(sorted(map(str, accepted)))} to go with k, got {x.dtype}")
+        if x.device != k.device:
+            raise ValueError(f"{name} must be on {k.device} like k, got {x.device}")
     check_cu_seqlens(cu_seqlens, B, T)
     if g is not None and values_are_cheap(g) and _any_positive(g):
         raise ValueError(f"g is a log-decay and must be <= 0, got values up to {g.max().item():.3g}")
@@ -66,30 +67,11 @@ def _any_positive(x: Tensor) -> bool:
     return bool((x > 0).any())
 
 
-def _check_ranks(k: Tensor, v: Tensor) -> None:
-    for name, x in (("k", k), ("v", v)):
-        check_tensor(name, x)
-        if x.dim() != 4:
-            raise ValueError(f"{name} must be [batch, time, heads, dim], got shape {list(x.shape)}")
-
-
 def check_tensor(name: str, x: object) -> None:
     """Refuse what is not a floating-point tensor."""
     if not isinstance(x, Tensor) or not x.is_floating_point():
         got = x.dtype if isinstance(x, Tensor) else type(x).__name__
         raise ValueError(f"{name} must be a floating-point tensor, got {got}")
-
-
-def _check_kinds(k: Tensor, same: dict[str, Tensor | None], weights: dict[str, Tensor | None]) -> None:
-    """One dtype for q, k and v; that or float32 for the rest; one device for all."""
-    for name, x in {**same, **weights}.items():
-        if x is None:
-            continue
-        accepted = {k.dtype} if name in same else {k.dtype, torch.float32}
-        if x.dtype not in accepted:
-            raise ValueError(f"{name} must be {' or '.join(sorted(map(str, accepted)))} to go with k, got {x.dtype}")
-        if x.device != k.device:
-            raise ValueError(f"{name} must be on {k.device} like k, got {x.device}")
 
 
 def values_are_cheap(x: Tensor) -> bool:

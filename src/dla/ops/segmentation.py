@@ -34,9 +34,7 @@ class Segmentation:
 
     score: Tensor  # [B, T, H]
     boundary: Tensor  # [B, T, H] bool
-    death: (
-        Tensor  # [B, T, H] int32: the step whose merge ended this start, ALIVE for none; -1: the token opened nothing
-    )
+    death: Tensor  # [B, T, H] int32: the step whose merge ended this start, ALIVE: none did; -1: it opened nothing
     lengths: tuple[int, ...] | None = None  # of packed sequences; None: one sequence a batch row
     initial_counts: Tensor | None = None  # [N, H, K] tokens in the states that were carried in, oldest first
     initial_death: Tensor | None = None  # [N, H, K] int32: when their starts ended; -1 in unused slots

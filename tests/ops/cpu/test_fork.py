@@ -18,8 +18,7 @@ LIMIT = 60  # seconds; it takes two
 PROGRAM = """
 import ctypes, os, signal, threading
 import torch
-from dla.ops.cpu.attend import MEMORIES
-from dla.ops.cpu.binding import _function
+from dla.ops.cpu.binding import NUMBERED, _function
 from dla.ops.cpu.ground import DecodeArgs
 from dla.ops.cpu.library import library
 
@@ -29,7 +28,7 @@ torch.manual_seed(0)
 x = {"q": torch.randn(N, H, dk), "k": torch.randn(N, H, dk), "v": torch.randn(N, H, dv)}
 x |= {"matrices": torch.zeros(N, H, dk, dv), "length": torch.zeros(N, dtype=torch.int64), "o": torch.zeros(N, H, dv)}
 arguments, others = (
-    DecodeArgs(memory=MEMORIES.index("single"), sequences=N, heads=H, key_heads=H, dk=dk, dv=dv, threads=2, states=1,
+    DecodeArgs(memory=NUMBERED.index("single"), sequences=N, heads=H, key_heads=H, dk=dk, dv=dv, threads=2, states=1,
                scale=1.0) for _ in range(2)
 )
 y = {name: tensor.clone() for name, tensor in x.items()}

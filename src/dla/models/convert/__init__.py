@@ -7,29 +7,19 @@ files.py reads and writes folders; translate.py turns one model into another, by
 their tensors) and configs.py (what their config.json says).
 """
 
+import json
 import shutil
-import sys
 from pathlib import Path
 from typing import Any
 
 from dla.models.config import DLAConfig
-from dla.models.convert.files import (
-    Tensors,
-    check_target,
-    copy_companions,
-    locate,
-    read_config,
-    read_tensors,
-    write_json,
-    write_tensors,
-)
+from dla.models.convert import files
 from dla.models.convert.formats import FORMATS
 from dla.models.convert.translate import check_upgrade, from_dla, our_config, to_dla, upgrade
 from dla.names import check_choice
+from dla.report.found import Found
 
 __all__ = ["convert", "from_dla", "run", "to_dla", "upgrade"]
-
-TARGETS = ("dla", *FORMATS)
 
 
 def convert(
@@ -47,65 +37,54 @@ def convert(
             is trained: all states have the weight 1 (see ``upgrade``).
         overrides: options of that memory, e.g. capacity=16.
     """
-    return _convert(src, dst, to, memory, overrides)[0]
-
-
-def run(src: str, dst: Path, *, to: str | None, memory: str | None) -> int:
-    """``convert`` for the command line; the exit code."""
-    try:
-        _, tensors = _convert(src, dst, to, memory, {})
-    except (ValueError, OSError) as error:
-        print(f"dla convert: {error}", file=sys.stderr)
-        return 1
-    count = sum(tensor.numel() for tensor in tensors.values())
-    print(f"{dst}: {to or 'dla'} checkpoint, {len(tensors)} tensors, {count / 1e6:.1f}M numbers")
-    return 0
-
-
-def _convert(
-    src: str | Path, dst: str | Path, to: str | None, memory: str | None, overrides: dict[str, Any]
-) -> tuple[DLAConfig | dict[str, Any], Tensors]:
-    target = "dla" if to is None else to
-    check_choice("to", target, TARGETS)
-    if target != "dla" and memory not in (None, "single"):
-        raise ValueError(f'to="{target}" holds models of one state a head; memory="{memory}" needs to="dla"')
+    to = to or "dla"
+    check_choice("to", to, ("dla", *FORMATS))
+    if to != "dla" and memory not in (None, "single"):
+        raise ValueError(f'to="{to}" holds models of one state a head; memory="{memory}" needs to="dla"')
     check_upgrade(memory, overrides)
-    folder = check_target(dst)
-    source = locate(src)
-    foreign = read_config(source)
+    folder, source = files.check_target(dst), files.locate(src)
+    foreign = files.read_config(source)
     try:
         our_config(foreign)
     except ValueError as error:
         raise ValueError(f"{source / 'config.json'}: {error}") from error
-    weights = read_tensors(source)
+    weights = files.read_tensors(source)
     try:
         config, tensors = to_dla(foreign, weights)
         if memory is not None:
             config, tensors = upgrade(config, tensors, memory, **overrides)
     except ValueError as error:
         raise ValueError(f"{source}: {error}") from error
-    if target == "dla":
+    if to == "dla":
         _write(source, folder, config, tensors, pickled=False)
-        return config, tensors
-    written, tensors = from_dla(config, tensors, target)
-    _write(source, folder, written, tensors, pickled=FORMATS[target].pickled)
-    return written, tensors
+        return config
+    written, tensors = from_dla(config, tensors, to)
+    _write(source, folder, written, tensors, pickled=FORMATS[to].pickled)
+    return written
 
 
-def _write(source: Path, folder: Path, config: DLAConfig | dict[str, Any], tensors: Tensors, pickled: bool) -> None:
+def run(src: str, dst: Path, *, to: str, memory: str | None) -> Found:
+    """``convert`` for the command line."""
+    convert(src, dst, to=to, memory=memory)
+    sizes = [tensor.numel() for tensor in files.read_tensors(dst.expanduser()).values()]
+    return Found(f"{dst}: {to} checkpoint, {len(sizes)} tensors, {sum(sizes) / 1e6:.1f}M numbers")
+
+
+def _write(
+    source: Path, folder: Path, config: DLAConfig | dict[str, Any], tensors: files.Tensors, pickled: bool
+) -> None:
     """config.json comes last, so that what has one is whole."""
     new = not folder.exists()
     folder.mkdir(parents=True, exist_ok=True)
     try:
-        write_tensors(folder, tensors, pickled)
-        copy_companions(source, folder)
+        files.write_tensors(folder, tensors, pickled)
+        files.copy_companions(source, folder)
         if isinstance(config, DLAConfig):
             config.save_pretrained(folder)
         else:
-            write_json(folder / "config.json", config)
+            (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
     except BaseException:
-        for path in folder.iterdir():
-            path.unlink()
-        if new:
-            shutil.rmtree(folder)
+        shutil.rmtree(folder)
+        if not new:
+            folder.mkdir()
         raise

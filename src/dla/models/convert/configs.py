@@ -90,7 +90,7 @@ def read_state_spaces(config: Config) -> DLAConfig:
         num_heads=inner // options["head_v_dim"],
         norm_groups=options["num_key_heads"],
         norm_eps=STATE_SPACES_EPS,
-        time_step_limit=_limits(ssm, "dt_limit"),
+        time_step_limit=[*convert("dt_limit", ssm.get("dt_limit", NO_LIMIT), Range)],
     )
 
 
@@ -144,7 +144,7 @@ def read_transformers(config: Config) -> DLAConfig:
         **_tokens(config, TRANSFORMERS_TOKENS),
         intermediate_size=0,
         norm_groups=1,  # over the whole width, however many groups there are
-        time_step_limit=_limits(config, "time_step_limit"),
+        time_step_limit=[*convert("time_step_limit", config.get("time_step_limit", NO_LIMIT), Range)],
     )
 
 
@@ -174,15 +174,15 @@ def read_fla(config: Config) -> DLAConfig:
     value = options["head_k_dim"] * expand
     if not (math.isfinite(value) and value >= 1 and math.isclose(value, int(value), rel_tol=1e-5)):
         raise ValueError(f"expand_v={expand} times head_dim={options['head_k_dim']} must be a whole number")
+    heads, width = (convert(name, config.get(name), Size | None) for name in ("num_v_heads", "intermediate_size"))
     ratio = 4 if config.get("hidden_ratio") is None else _typed(config, "hidden_ratio", 4.0)
     return DLAConfig(
         backbone="gated_deltanet",
         **options,
         **_tokens(config, FLA_TOKENS),
-        num_heads=_count(config, "num_v_heads") or options["num_key_heads"],
+        num_heads=heads or options["num_key_heads"],
         head_v_dim=int(value),
-        intermediate_size=_count(config, "intermediate_size")
-        or _rounded(int(options["hidden_size"] * ratio * 2 / 3), 256),
+        intermediate_size=width or _rounded(int(options["hidden_size"] * ratio * 2 / 3), 256),
         conv_size=_typed(config, "conv_size", 4) if _typed(config, "use_short_conv", True) else 0,
         conv_bias=False,
     )
@@ -224,15 +224,6 @@ def _typed(config: Config, name: str, default: Any) -> Any:
     """A value of its default's type: sizes of 1 and more, or of 0 where that is the default, and finite numbers."""
     kinds: dict[type, Any] = {int: Size if default else OpenSize, float: Finite}
     return convert(name, config.get(name, default), kinds.get(type(default), type(default)))
-
-
-def _count(config: Config, name: str) -> int | None:
-    """A size that may be left open."""
-    return None if config.get(name) is None else _typed(config, name, 1)
-
-
-def _limits(config: Config, name: str) -> list[float]:
-    return [*convert(name, config.get(name, NO_LIMIT), Range)]
 
 
 def _tokens(config: Config, defaults: Mapping[str, int | None]) -> Config:

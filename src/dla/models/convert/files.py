@@ -1,6 +1,5 @@
 """Checkpoint folders: config.json, weights in safetensors or pickled tensors, and the tokenizer's files."""
 
-import json
 import pickle
 import re
 import shutil
@@ -14,6 +13,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
+from dla.files import read_object
 from dla.text import first_line
 
 Tensors = dict[str, Tensor]
@@ -73,19 +73,9 @@ def check_target(target: str | Path) -> Path:
 
 def read_config(folder: Path) -> dict[str, Any]:
     """config.json as it stands, with infinities in either of their spellings as numbers."""
-    return _read_json(folder / "config.json")
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        raise ValueError(f"{path.parent} is not a checkpoint folder: it has no {path.name}")
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"), object_hook=_decode_float)
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path} is not valid JSON: {error}") from error
-    if not isinstance(content, dict):
-        raise ValueError(f"{path} must hold a JSON object, got {type(content).__name__}")
-    return content
+    if not (folder / "config.json").is_file():
+        raise ValueError(f"{folder} is not a checkpoint folder: it has no config.json")
+    return read_object(folder / "config.json", _decode_float)
 
 
 def _decode_float(content: dict[str, Any]) -> Any:
@@ -111,11 +101,13 @@ def read_tensors(folder: Path) -> Tensors:
 
 
 def _load_shards(index: Path, load: Callable[[Path], Tensors]) -> Tensors:
-    places = _read_json(index).get("weight_map")
+    places = read_object(index).get("weight_map")
     if not isinstance(places, dict) or not all(_is_file_name(place) for place in places.values()):
         raise ValueError(f"{index} must have a weight_map from tensor names to files beside it")
     tensors: Tensors = {}
     for place in sorted(set(places.values())):
+        if not (index.parent / place).is_file():
+            raise ValueError(f"{index.parent / place} is missing")
         shard = load(index.parent / place)
         for name in shard:
             if places.get(name) != place:
@@ -132,7 +124,6 @@ def _is_file_name(place: object) -> bool:
 
 
 def _load_safetensors(path: Path) -> Tensors:
-    _check_present(path)
     try:
         return load_file(path)
     except (SafetensorError, OSError, ValueError, KeyError, RuntimeError) as error:
@@ -141,7 +132,6 @@ def _load_safetensors(path: Path) -> Tensors:
 
 def _load_pickle(path: Path) -> Tensors:
     """Tensors alone: torch's restricted unpickler refuses a file that asks for anything else, and runs none of it."""
-    _check_present(path)
     try:
         content = torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
     except pickle.UnpicklingError as error:
@@ -156,11 +146,6 @@ def _load_pickle(path: Path) -> Tensors:
         if not isinstance(tensor, Tensor) or tensor.layout != torch.strided or tensor.is_quantized:
             raise ValueError(f"{path}: {name} must be a dense tensor")
     return {name: tensor.detach() for name, tensor in content.items()}
-
-
-def _check_present(path: Path) -> None:
-    if not path.is_file():
-        raise ValueError(f"{path} is missing")
 
 
 def write_tensors(folder: Path, tensors: Mapping[str, Tensor], pickled: bool = False) -> None:
@@ -179,10 +164,6 @@ def write_tensors(folder: Path, tensors: Mapping[str, Tensor], pickled: bool = F
         torch.save(written, folder / "pytorch_model.bin")
     else:
         save_torch_state_dict(written, folder, max_shard_size=SHARD_BYTES, metadata={"format": "pt"})
-
-
-def write_json(path: Path, content: Mapping[str, Any]) -> None:
-    path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
 
 def copy_companions(source: Path, target: Path) -> None:

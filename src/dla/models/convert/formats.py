@@ -7,21 +7,14 @@
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from dla.models.config import DLAConfig
-from dla.models.convert.configs import (
-    Config,
-    read_fla,
-    read_state_spaces,
-    read_transformers,
-    write_fla,
-    write_state_spaces,
-    write_transformers,
-)
+from dla.models.convert import configs
+from dla.models.convert.configs import Config
 
 LM_HEAD = "lm_head.weight"
 EMBEDDINGS = "model.embeddings.weight"
@@ -50,7 +43,7 @@ class Format:
     inner: dict[str, str]  # starts of our names in a layer -> theirs; the first that fits counts
     rows: tuple[Rows, ...] = ()
     unused: str = r"(?!)"  # tensors of old checkpoints that nothing ever read
-    spellings: tuple[tuple[str, str], ...] = ()  # names of old checkpoints -> today's
+    spellings: dict[str, str] = field(default_factory=dict)  # names of old checkpoints -> today's
     pickled: bool = False
     writes_tied_head: bool = False
 
@@ -73,10 +66,8 @@ class Format:
 
     def current(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Their tensors without those never read, by today's names."""
-        names = [(name, name) for name in tensors if not re.fullmatch(self.unused, name)]
-        for old, new in self.spellings:
-            names = [(name, new if spelt == old else spelt) for name, spelt in names]
-        return {spelt: tensors[name] for name, spelt in names}
+        read = {name: x for name, x in tensors.items() if not re.fullmatch(self.unused, name)}
+        return {self.spellings.get(name, name): x for name, x in read.items()}
 
     def _matching(self, names: Iterable[str]) -> Iterator[Rows]:
         """What corresponds to what, in full names, for these tensors of ours."""
@@ -127,8 +118,8 @@ def _conv_rows(config: DLAConfig) -> list[int]:
 FORMATS = {
     "state-spaces": Format(
         "mamba2",
-        read_state_spaces,
-        write_state_spaces,
+        configs.read_state_spaces,
+        configs.write_state_spaces,
         outer={EMBEDDINGS: "backbone.embedding.weight", FINAL_NORM: "backbone.norm_f.weight", LM_HEAD: LM_HEAD},
         layers="backbone.layers.",
         inner={"norm.": "norm.", "mixer.": "mixer.", "mlp_norm.": "norm2.", "mlp.down_proj.": "mlp.fc2."},
@@ -139,17 +130,17 @@ FORMATS = {
     ),
     "transformers": Format(
         "mamba2",
-        read_transformers,
-        write_transformers,
+        configs.read_transformers,
+        configs.write_transformers,
         outer={EMBEDDINGS: "backbone.embeddings.weight", FINAL_NORM: "backbone.norm_f.weight", LM_HEAD: LM_HEAD},
         layers="backbone.layers.",
         inner={"norm.": "norm.", "mixer.": "mixer."},
-        spellings=(("backbone.embedding.weight", "backbone.embeddings.weight"),),
+        spellings={"backbone.embedding.weight": "backbone.embeddings.weight"},
     ),
     "fla": Format(
         "gated_deltanet",
-        read_fla,
-        write_fla,
+        configs.read_fla,
+        configs.write_fla,
         outer={name: name for name in (EMBEDDINGS, FINAL_NORM, LM_HEAD)},
         layers="model.layers.",
         inner={

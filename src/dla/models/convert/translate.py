@@ -43,7 +43,8 @@ def to_dla(config: dict[str, Any], tensors: Mapping[str, Tensor]) -> tuple[DLACo
     form = FORMATS[name]
     shapes = _shapes(ours, tensors)
     tensors = _untied(ours, form.current(tensors), form.outer[EMBEDDINGS])
-    _check(_their_shapes(name, ours, shapes), tensors)
+    blank = {name: torch.empty(shape, device="meta") for name, shape in shapes.items()}
+    _check({name: tensor.shape for name, tensor in form.to_theirs(ours, blank).items()}, tensors)
     ours.dtype = tensors[form.outer[EMBEDDINGS]].dtype
     ours.architectures = [DLAForCausalLM.__name__]
     return ours, form.to_ours(tensors, shapes)
@@ -136,11 +137,6 @@ def _shapes(config: DLAConfig, tensors: Iterable[str]) -> dict[str, torch.Size]:
     if config.tie_word_embeddings:
         state.pop(LM_HEAD, None)
     return {name: tensor.shape for name, tensor in state.items()}
-
-
-def _their_shapes(name: str, config: DLAConfig, shapes: Mapping[str, torch.Size]) -> dict[str, torch.Size]:
-    blank = {ours: torch.empty(shape, device="meta") for ours, shape in shapes.items()}
-    return {theirs: tensor.shape for theirs, tensor in FORMATS[name].to_theirs(config, blank).items()}
 
 
 def _untied(config: DLAConfig, tensors: Mapping[str, Tensor], embeddings: str) -> Tensors:

@@ -110,10 +110,9 @@ def run(
     tensors = [*flat, gate, route]
     inputs = Inputs(*tensors)  # type: ignore[arg-type]
     engine.fit(inputs)
-    keeps = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors)
     carry = [c.detach() for c in carry]
-    if keeps and 0 < engine.chunks.steps <= engine.group:
+    if problem.needs_gradient and 0 < engine.chunks.steps <= engine.group:
         o, after = engine.run_at_once(inputs, carry)
     else:
-        o, *after = ChunkedAttention.apply(engine, keeps, carry, *tensors)
+        o, *after = ChunkedAttention.apply(engine, problem.needs_gradient, carry, *tensors)
     return problem.layout.unflat(o), after

@@ -52,7 +52,7 @@ class Engine:
     group: int = 1  # chunks that are computed together
     spacing: int = 1  # chunks between checkpoints, a multiple of group
 
-    def fit(self, x: Inputs) -> "Engine":
+    def fit(self, x: Inputs) -> None:
         """Choose group and spacing for inputs of this size."""
         C, steps = self.chunks.chunk, max(self.chunks.steps, 1)
         heads, dk, dv = x.v.shape[1], x.q.shape[-1], x.v.shape[-1]
@@ -66,15 +66,10 @@ class Engine:
             typical = sum(self.chunks.counts) // max(len(self.chunks.counts), 1)
             self.group = max(1, min(self.group, typical))
         self.spacing = self.group * math.ceil(math.sqrt(steps) / self.group)
-        return self
 
     def cut(self, x: Inputs, first: int, count: int) -> Inputs:
-        taken = {
-            name: self.chunks.take(value, first, count).to(self.dtype)
-            for name in NAMES
-            if (value := getattr(x, name)) is not None
-        }
-        return Inputs(**taken)
+        given = {name: value for name, value in vars(x).items() if value is not None}
+        return Inputs(**{name: self.chunks.take(value, first, count).to(self.dtype) for name, value in given.items()})
 
     def count(self, first: int) -> int:
         return min(self.group, self.chunks.steps - first)

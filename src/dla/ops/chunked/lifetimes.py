@@ -64,30 +64,31 @@ class Lifetimes:
 
         For memories without a capacity, in which no start ends otherwise.
         """
-        first, _ = self._groups()
+        first = self.firsts()
         rank = torch.arange(len(first), device=first.device) - first  # chronological index
         if not recency:  # the newest share it: past the width no start counts
-            return self._where(rank < width)
+            return self.where(rank < width)
         # the oldest share it: a start ends where the one width - 1 later opens
         later = (torch.arange(len(first), device=first.device) + width - 1).clamp_max(max(len(first) - 1, 0))
         same = (first[later] == first) & (rank + width - 1 == later - first)
         ends = torch.where(same & (rank > 0), self.start[later], ALIVE)
-        return replace(self, death=ends)._where((ends > self.start) & (ends >= 0))
+        return replace(self, death=ends).where((ends > self.start) & (ends >= 0))
 
-    def _where(self, kept: Tensor) -> "Lifetimes":
+    def where(self, kept: Tensor) -> "Lifetimes":
+        """Some of them."""
         parts = {name: getattr(self, name)[kept] for name in ("sequence", "head", "start", "death")}
         return replace(self, **parts)
 
-    def _groups(self) -> tuple[Tensor, Tensor]:
-        """For every entry the first entry of its sequence and head, and how many that has."""
+    def firsts(self) -> Tensor:
+        """For every entry the first entry of its sequence and head."""
         key = self.sequence * self.heads + self.head
         count = torch.bincount(key, minlength=self.layout.sequences * self.heads)
-        return (count.cumsum(0) - count)[key], count[key]
+        return (count.cumsum(0) - count)[key]
 
     def deaths(self) -> Tensor:
         """[B * T, H] of the starts at tokens, -1 where there is none."""
         layout = self.layout
-        new = self._where(self.start >= 0)
+        new = self.where(self.start >= 0)
         made = torch.full((layout.batch * layout.time, self.heads), -1, dtype=torch.int64, device=self.start.device)
         token = torch.tensor(layout.offsets, dtype=torch.int64, device=made.device)[new.sequence] + new.start
         made[token, new.head] = new.death
@@ -95,7 +96,7 @@ class Lifetimes:
 
     def carried_places(self, states: int) -> Tensor:
         """[N, H, states] the row, newest first, of each state that was carried in (oldest first)."""
-        carried = self._where(self.start < 0)
+        carried = self.where(self.start < 0)
         made = torch.zeros(self.layout.sequences, self.heads, states, dtype=torch.int64, device=self.start.device)
         made[carried.sequence, carried.head, carried.start + states] = 1
         return made.sum(-1, keepdim=True) - made.cumsum(-1) if states else made

@@ -77,20 +77,11 @@ class LevelPlanner:
         group, groups, places = None, 1, level[..., :1]
         if not bool(full.all()):
             groups = max(c, 1)
-            group = torch.where(full[..., None], 0, level.clamp(0, groups - 1))
+            group = torch.where(full[..., None], 0, level.clamp(0, groups - 1))[:, None]
             places = torch.arange(groups, device=device).expand(*full.shape, groups)
             places = torch.where(full[..., None], level[..., :1], places)
-        places = places.clamp(0, self.rows - 1)
-        return Plan(
-            low,
-            high,
-            rows[:, None],
-            tokens[None, None, None],
-            target[:, None],
-            groups,
-            None if group is None else group[:, None],
-            places[:, None],
-        )
+        places = places.clamp(0, self.rows - 1)[:, None]
+        return Plan(low, high, rows[:, None], tokens[None, None, None], target[:, None], groups, group, places)
 
 
 def bit_length(x: Tensor) -> Tensor:

@@ -17,12 +17,12 @@ CHUNK = 64
 def tokens_after(problem: Problem, made: Segmentation) -> DynamicState:
     layout, (_, H, _, _), length = problem.layout, problem.shape, problem.length()
     state: DynamicState = problem.state or DynamicState.empty(
-        *problem.shape, None, problem.routed, problem.dtype, problem.device
+        problem.shape, None, problem.routed, problem.dtype, problem.device
     )
     longest = int(length.max()) if layout.sequences else 0
     # sequences taken out of a batch may be shorter than its width; every new token gets a place of its own
-    store = {name: widen(x[:, :, :longest], longest) for name, x in state.past_tokens().items()}
-    store = {name: x.clone() for name, x in store.items()}
+    past = {name: x[:, :, :longest] for name, x in state.tensors().items() if name in state.growing}
+    store = {name: widen(x, longest).clone() for name, x in past.items()}
     sequence = layout.each_token(torch.arange(layout.sequences, device=problem.device))
     place = layout.running(torch.ones_like(sequence)) - 1 + state.length[sequence]  # [B * T]
     new = {

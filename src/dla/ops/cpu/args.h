@@ -2,7 +2,7 @@
 #pragma once
 #include <stdint.h>
 
-enum class Memory : int64_t { single, log_linear, dynamic };  // in the order of MEMORIES in dla/ops/cpu/attend.py
+enum class Memory : int64_t { single, log_linear, dynamic };  // in the order of NUMBERED in dla/ops/cpu/binding.py
 
 // Float32 throughout. Tokens lie on one axis; those of sequence n are offset[n] ... offset[n] + length[n].
 struct AttendArgs {

@@ -8,8 +8,7 @@ from torch import Tensor
 from dla.ops.chunked.gate import soft_gate
 from dla.ops.chunked.lifetimes import Lifetimes
 from dla.ops.chunked.tokens import tokens_after
-from dla.ops.cpu import binding
-from dla.ops.cpu.binding import Arguments, call, flat
+from dla.ops.cpu.binding import NUMBERED, Arguments, call, flat, places, sizes
 from dla.ops.cpu.gradients import NAMES, CpuAttention
 from dla.ops.decide.decided import Decided
 from dla.ops.problem import Problem
@@ -19,7 +18,6 @@ from dla.ops.state.base import newest_first, take_rows
 from dla.ops.state.pools import longest_short, most_loose
 from dla.ops.state.spans import Spans
 
-MEMORIES = ("single", "log_linear", "dynamic")
 Given = dict[str, Any]  # tensors and numbers, by their names in the struct
 
 
@@ -34,11 +32,6 @@ class AttendArgs(Arguments):
         "factor rows places row_keys row_values row_coefficient o final final_keys final_matrix final_factor "
         "final_rows final_row_keys final_row_values final_row_coefficient",
     )
-
-
-def unable(problem: Problem) -> str | None:
-    """Why these kernels cannot run a problem."""
-    return binding.unable(problem)
 
 
 def attend(problem: Problem, decided: Decided | None) -> tuple[Tensor, State | None]:
@@ -72,7 +65,7 @@ def dynamic(problem: Problem, decided: Decided) -> tuple[Tensor, State | None]:
     if capacity is None:
         o = run(problem, gate, **unbounded(problem, decided))
         return o, tokens_after(problem, made) if problem.wants_state else None
-    given: Given = {"death": made.death, "origin": torch.tensor(problem.layout.origins), "states": capacity}
+    given: Given = {"death": made.death, "states": capacity}
     if problem.state is not None:
         assert isinstance(problem.state.held, Spans)
         given |= carried(problem.state.held) | {"initial_death": made.initial_death}
@@ -90,7 +83,7 @@ def carried(held: Spans) -> Given:
     return {**numbers, **tables, **rows, **sizes}
 
 
-def room_after(problem: Problem, capacity: int) -> dict[str, Tensor | None]:
+def room_after(problem: Problem, capacity: int) -> Given:
     """Arrays for the state after the call, of which little will be used: no memory is taken until it is written to."""
     (N, H, dk, dv), K, state = problem.shape, capacity, problem.state
     before = 0 if state is None else state.held.places.shape[2]
@@ -107,14 +100,20 @@ def room_after(problem: Problem, capacity: int) -> dict[str, Tensor | None]:
     }
 
 
-def state_after(problem: Problem, made: Segmentation, final: dict[str, Tensor | None], capacity: int) -> DynamicState:
-    info = None if problem.state is None else problem.state.info
-    counts, scores = made.tally(info, capacity)
-    names = {"matrices": "", "key_sums": "_keys", "matrix": "_matrix", "factor": "_factor", "rows": "_rows"}
-    names |= {"keys": "_row_keys", "values": "_row_values", "coefficient": "_row_coefficient", "places": "_matrix"}
-    length = problem.length()
-    padded = Spans(**{name: final[key] for name, key in names.items()}, count=counts, info=scores, length=length)  # type: ignore[arg-type]
-    return DynamicState(Spans.gathered(padded, length), capacity)
+def state_after(problem: Problem, made: Segmentation, final: Given, capacity: int) -> DynamicState:
+    """What is in use of ``room_after``, where every matrix and row there could be has a place."""
+    counts, scores = made.tally(None if problem.state is None else problem.state.info, capacity)
+    pools = {"matrices": "", "keys": "_row_keys", "values": "_row_values", "coefficient": "_row_coefficient"}
+    held: Given = {name: final[key].flatten(0, 2) for name, key in pools.items()}
+    held |= {"factor": final["_factor"], "rows": final["_rows"], "key_sums": final["_keys"]}
+    held["places"] = _numbers(final["_row_coefficient"])
+    held["matrix"] = torch.where(final["_matrix"] > 0, _numbers(final["_matrix"]), -1)
+    return DynamicState(Spans(**held, count=counts, info=scores, length=problem.length()).compacted(), capacity)
+
+
+def _numbers(x: Tensor) -> Tensor:
+    """Of the places of x, in order."""
+    return torch.arange(x.numel()).view(x.shape)
 
 
 def unbounded(problem: Problem, decided: Decided) -> Given:
@@ -129,7 +128,7 @@ def unbounded(problem: Problem, decided: Decided) -> Given:
     most = int(made.live_states().max()) if made.boundary.numel() else 1
     states = 0
     if state is not None:
-        before = lifetimes._where(lifetimes.start < 0)
+        before = lifetimes.where(lifetimes.start < 0)
         size = torch.zeros(layout.sequences, problem.shape[1], dtype=torch.int64)
         size.index_put_((before.sequence, before.head), size.new_ones(()), accumulate=True)
         states = max(int(size.max()), 1) if size.numel() else 1
@@ -137,7 +136,7 @@ def unbounded(problem: Problem, decided: Decided) -> Given:
         oldest = newest_first(size, states)
         matrices, keys = take_rows(matrices, oldest), None if keys is None else take_rows(keys, oldest)
         ends = torch.full((*size.shape, states), -1, dtype=torch.int32)
-        rank = torch.arange(len(before.start)) - before._groups()[0]
+        rank = torch.arange(len(before.start)) - before.firsts()
         ends[before.sequence, before.head, rank] = before.death.int()
         live = (ends >= 0).long()
         given |= carried(Spans.of_matrices(matrices, live, live.double(), keys, state.length, states))
@@ -147,12 +146,10 @@ def unbounded(problem: Problem, decided: Decided) -> Given:
 
 def run(problem: Problem, gate: Tensor | None = None, **given: Any) -> Tensor:
     """Call the kernel; the outputs. ``gate`` [B * T, H] is the soft gate's."""
-    layout, (N, H, dk, dv) = problem.layout, problem.shape
-    places = {"offset": layout.offsets, "length": layout.lengths}
-    tensors: dict[str, Tensor | None] = {name: torch.tensor(x, dtype=torch.int64) for name, x in places.items()}
-    numbers = {"tokens": layout.batch * layout.time, "sequences": N, "heads": H, "key_heads": problem.k.shape[2]}
-    numbers |= {"dk": dk, "dv": dv, "memory": MEMORIES.index(problem.memory)}
-    numbers |= {"recency": int(problem.slot_order == "recency"), "threads": torch.get_num_threads()}
+    layout, (_, H, dk, dv) = problem.layout, problem.shape
+    tensors: dict[str, Tensor | None] = {**places(problem)}
+    numbers = sizes(problem) | {"memory": NUMBERED.index(problem.memory)}
+    numbers["recency"] = int(problem.slot_order == "recency")
     for name in ("q", "k", "v"):
         tensors[name], numbers[f"{name}_stride"] = flat(getattr(problem, name))
     inputs = {name: getattr(problem, name) for name in ("q", "k", "v", "lam", "g", "route", "beta")} | {"gate": gate}

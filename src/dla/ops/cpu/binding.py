@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from dla.ops.cpu.library import library
-from dla.ops.problem import Problem
+from dla.ops.problem import MemoryKind, Problem
 
+NUMBERED: tuple[MemoryKind, ...] = ("single", "log_linear", "dynamic")  # memories as the kernels count them, in args.h
 ERRORS = {  # Wrong in api.cpp
     1: "an unknown rule",
     2: "sizes that cannot be",
@@ -44,6 +45,20 @@ class Arguments(ctypes.Structure):
         """Set the pointers to these tensors."""
         for name, x in tensors.items():
             setattr(self, name, None if x is None else x.data_ptr())
+
+
+def sizes(problem: Problem) -> dict[str, int]:
+    """What every kernel is told about the tokens of a call."""
+    layout, (N, H, dk, dv) = problem.layout, problem.shape
+    found = {"tokens": layout.batch * layout.time, "sequences": N, "heads": H, "key_heads": problem.k.shape[2]}
+    return found | {"dk": dk, "dv": dv, "threads": torch.get_num_threads()}
+
+
+def places(problem: Problem) -> dict[str, Tensor]:
+    """Where the sequences of a call lie."""
+    layout = problem.layout
+    found = {"offset": layout.offsets, "length": layout.lengths, "origin": layout.origins}
+    return {name: torch.tensor(x, dtype=torch.int64) for name, x in found.items()}
 
 
 def flat(x: Tensor) -> tuple[Tensor, int]:

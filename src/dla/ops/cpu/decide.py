@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from dla.ops.cpu import binding
-from dla.ops.cpu.binding import Arguments, call, flat
+from dla.ops.cpu.binding import Arguments, call, flat, places, sizes
 from dla.ops.decide.decided import Decided
 from dla.ops.problem import Problem
 from dla.ops.rules import FIRST_SCORE, TIE
@@ -34,38 +34,24 @@ def unable(problem: Problem) -> str | None:
 @torch.no_grad()
 def decide(problem: Problem) -> Decided:
     """Decide every step of every sequence."""
-    layout, rules, (N, H, dk, dv) = problem.layout, problem.rules, problem.shape
+    layout, rules, before = problem.layout, problem.rules, carried(problem)
     k, k_stride = flat(problem.k)
     v, v_stride = flat(problem.v)
-    score = torch.empty(layout.batch, layout.time, H)
+    score = torch.empty(layout.batch, layout.time, v.shape[2])
     boundary = torch.empty(score.shape, dtype=torch.bool)
     death = torch.empty(score.shape, dtype=torch.int32)
-    places = {"offset": layout.offsets, "length": layout.lengths, "origin": layout.origins}
-    tensors: dict[str, Tensor | None] = {name: torch.tensor(x, dtype=torch.int64) for name, x in places.items()}
-    tensors |= {"k": k, "v": v}
+    tensors: dict[str, Tensor | None] = {**places(problem), **before, "k": k, "v": v}
+    tensors |= {"score": score, "boundary": boundary, "death": death}
     for name, x in (("g", problem.g), ("beta", problem.beta)):
         tensors[name] = None if x is None else x.float().contiguous()
-    tensors |= {"score": score, "boundary": boundary, "death": death}
-    counts = initial = None
-    if problem.state is not None:
-        counts = problem.state.counts.contiguous()
-        initial = torch.empty(counts.shape, dtype=torch.int32)
-        tensors |= {"current": problem.state.held.current().contiguous(), "size0": problem.state.size.contiguous()}
-        tensors |= {"count0": counts, "info0": problem.state.info.contiguous(), "initial_death": initial}
-        tensors["position0"] = problem.state.length.contiguous()
+    counts = before.get("count0")
     arguments = DecideArgs(
-        tokens=layout.batch * layout.time,
-        sequences=N,
-        heads=H,
-        key_heads=problem.k.shape[2],
-        dk=dk,
-        dv=dv,
+        **sizes(problem),
         k_stride=k_stride,
         v_stride=v_stride,
         capacity=rules.capacity or 0,
         block=rules.block or 0,
         state_score=int(rules.score == "state"),
-        threads=torch.get_num_threads(),
         carried=0 if counts is None else counts.shape[2],
         tau=rules.tau,
         tie=TIE,
@@ -73,4 +59,14 @@ def decide(problem: Problem) -> Decided:
     )
     call("dla_decide", arguments, tensors)
     lengths = layout.lengths if layout.packed else None
-    return Decided(Segmentation(score, boundary, death, lengths, counts, initial))
+    return Decided(Segmentation(score, boundary, death, lengths, counts, before.get("initial_death")))
+
+
+def carried(problem: Problem) -> dict[str, Tensor]:
+    """What decisions need of the states carried in."""
+    state = problem.state
+    if state is None:
+        return {}
+    found = {"current": state.held.current(), "size0": state.size, "count0": state.counts, "info0": state.info}
+    found |= {"position0": state.length, "initial_death": torch.empty_like(state.counts, dtype=torch.int32)}
+    return {name: x.cpu().contiguous() for name, x in found.items()}

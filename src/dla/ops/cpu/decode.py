@@ -12,8 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dla.ops.cpu import binding
-from dla.ops.cpu.attend import MEMORIES
-from dla.ops.cpu.binding import run
+from dla.ops.cpu.binding import NUMBERED, run
 from dla.ops.cpu.ground import DecodeArgs, Ground
 from dla.ops.problem import OPERANDS, Problem
 from dla.ops.rules import FIRST_SCORE, TIE
@@ -52,13 +51,11 @@ class Decoder:
         given = [x for x in problem.operands() if x is not None]
         self.plain = all(x.dtype == torch.float32 and x.is_contiguous() for x in given)
         N, H, arguments.dk, arguments.dv = problem.shape
-        arguments.memory, arguments.sequences, arguments.heads = MEMORIES.index(problem.memory), N, H
+        arguments.memory, arguments.sequences, arguments.heads = NUMBERED.index(problem.memory), N, H
         arguments.key_heads, arguments.scale = problem.k.shape[2], problem.scale
         arguments.width = 0 if problem.lam is None else problem.lam.shape[-1]
         arguments.recency = int(problem.slot_order == "recency")
-        arguments.point(
-            {"q": None, "k": None, "v": None, "lam": None, "g": None, "beta": None, "route": None, **tensors}
-        )
+        arguments.point({**dict.fromkeys(OPERANDS), **tensors})
 
     def __reduce__(self) -> tuple[type[None], tuple[()]]:
         return type(None), ()

@@ -27,20 +27,17 @@ class CpuAttention(torch.autograd.Function):
     def forward(
         ctx: Any, o: Tensor, arguments: Any, tensors: dict[str, Tensor | None], *inputs: Tensor | None
     ) -> Tensor:
-        ctx.arguments, ctx.tensors = arguments, {name: x for name, x in tensors.items() if name not in NAMES}
-        ctx.held = [tensors.get(name) for name in NAMES]
+        ctx.arguments, ctx.tensors = arguments, tensors
         ctx.save_for_backward(*inputs)  # so that a change in place before the backward pass is noticed
         return o
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, d_o: Tensor) -> Any:
-        inputs = ctx.saved_tensors
-        arguments = ctx.arguments
-        found = gradients(arguments, ctx.tensors | dict(zip(NAMES, ctx.held, strict=True)), d_o)
+        found = gradients(ctx.arguments, ctx.tensors, d_o)
         grads = [
             None if x is None else found[f"d_{name}"].view(x.shape).to(x.dtype)
-            for name, x in zip(NAMES, inputs, strict=True)
+            for name, x in zip(NAMES, ctx.saved_tensors, strict=True)
         ]
         return None, None, None, *grads
 

@@ -1,5 +1,1 @@
 """The first stage: k, v, g and beta become decisions. Scores, merge costs and the scan over tokens, in torch."""
-
-from dla.ops.decide.decided import Decided, Seen
-
-__all__ = ["Decided", "Seen"]

@@ -61,7 +61,7 @@ def _scratch(problem: Problem, capacity: int) -> DynamicState:
     """A memory to work on, with as much of the carried one as decisions need."""
     state: DynamicState | None = problem.state
     if state is None:
-        return DynamicState.empty(*problem.shape, capacity, False, problem.dtype, problem.device)
+        return DynamicState.empty(problem.shape, capacity, False, problem.dtype, problem.device)
     return state.clone() if state.capacity == capacity else state.current_only(capacity)
 
 

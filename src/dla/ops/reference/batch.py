@@ -1,7 +1,7 @@
 """The three stages of the reference over batches, heads and packed sequences: loops around one head, nothing more."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -17,31 +17,16 @@ from dla.ops.segmentation import Segmentation
 from dla.ops.state import DynamicState, LinearState, LogLinearState, State
 
 
-@dataclass
-class Head:
-    """The tokens of one sequence and head: [T_n, ...]."""
-
-    n: int
-    h: int
-    part: slice  # of the flat token axis
-    q: Any
-    k: Tensor
-    v: Tensor
-    lam: Any
-    g: Tensor | None
-    beta: Tensor | None
-    route: Tensor | None
-
-
-def heads_of(problem: Problem) -> Iterator[Head]:
+def heads_of(problem: Problem) -> Iterator[tuple[tuple[int, int], slice, list[Any]]]:
+    """Every sequence and head, its part of the flat token axis, and its operands [T_n, ...], as ``OPERANDS``."""
     layout, H = problem.layout, problem.shape[1]
     for n, (start, length) in enumerate(zip(layout.offsets, layout.lengths, strict=True)):
         for h in range(H):
-            part, cut = slice(start, start + length), {}
+            part, found = slice(start, start + length), []
             for name, x in zip(OPERANDS, problem.operands(), strict=True):
                 head = h // problem.group if name in ("q", "k") else h
-                cut[name] = None if x is None else layout.flat(x)[part, head].to(problem.dtype)
-            yield Head(n, h, part, **cut)  # type: ignore[arg-type]
+                found.append(None if x is None else layout.flat(x)[part, head].to(problem.dtype))
+            yield (n, h), part, found
 
 
 def join(parts: list[Tensor], problem: Problem, like: Tensor) -> Tensor:
@@ -52,9 +37,7 @@ def join(parts: list[Tensor], problem: Problem, like: Tensor) -> Tensor:
 
 
 def decode(problem: Problem) -> tuple[Tensor, State | None]:
-    if problem.memory != "dynamic":
-        return attend(problem, None)
-    return attend(problem, decide(problem) if problem.given is None else Decided(problem.given))
+    return attend(problem, decide(problem) if problem.memory == "dynamic" else None)
 
 
 @torch.no_grad()
@@ -63,8 +46,8 @@ def decide(problem: Problem) -> Decided:
         return Decided(problem.given)
     score, boundary, merged = [], [], []
     memories = memories_of(problem)
-    for head in heads_of(problem):
-        steps = list(remember(head.k, head.v, head.g, head.beta, memories[head.n, head.h], problem.rules))
+    for head, _, (_, k, v, _, g, beta, _) in heads_of(problem):
+        steps = list(remember(k, v, g, beta, memories[head], problem.rules))
         score.append(torch.tensor([step.score.item() for step in steps], dtype=problem.dtype))
         boundary.append(torch.tensor([step.boundary for step in steps], dtype=torch.bool))
         merged.append(torch.tensor([step.merged for step in steps], dtype=torch.int64))
@@ -76,48 +59,49 @@ def decide(problem: Problem) -> Decided:
 
 def attend(problem: Problem, decided: Decided | None) -> tuple[Tensor, State | None]:
     """Outputs and the final state."""
-    o, state = {"single": linear, "log_linear": log_linear, "dynamic": dynamic}[problem.memory](problem, decided)
+    if decided is None:
+        o, state = linear(problem) if problem.memory == "single" else log_linear(problem)
+    else:
+        o, state = dynamic(problem, decided)
     return o.to(problem.v.dtype), state
 
 
-def linear(problem: Problem, _: Decided | None) -> tuple[Tensor, State | None]:
-    outputs, state = [], LinearState.empty(*problem.shape, problem.dtype, problem.device)
-    for head in heads_of(problem):
-        S = state.matrix[head.n, head.h] if problem.state is None else problem.state.matrix[head.n, head.h]
-        o, S = linear_head(head.q, head.k, head.v, head.g, head.beta, problem.scale, S.clone())
+def linear(problem: Problem) -> tuple[Tensor, State | None]:
+    state, outputs = LinearState.empty(problem.shape, problem.dtype, problem.device), []
+    for head, _, (q, k, v, _, g, beta, _) in heads_of(problem):
+        S = (state if problem.state is None else problem.state).matrix[head].clone()
+        o, S = linear_head(q, k, v, g, beta, problem.scale, S)
         outputs.append(o)
-        state.matrix[head.n, head.h] = S.detach()
+        state.matrix[head] = S.detach()
     state.length = problem.length()
     return join(outputs, problem, problem.v), state
 
 
-def log_linear(problem: Problem, _: Decided | None) -> tuple[Tensor, State | None]:
+def log_linear(problem: Problem) -> tuple[Tensor, State | None]:
     outputs, length = [], problem.length()
     longest = max(length.tolist(), default=0)
-    state = LogLinearState.empty(*problem.shape, problem.dtype, problem.device, tokens=longest)
-    for head in heads_of(problem):
+    state = LogLinearState.empty(problem.shape, problem.dtype, problem.device, tokens=longest)
+    for head, _, (q, k, v, lam, g, beta, _) in heads_of(problem):
         position, levels = 0, {}
         if problem.state is not None:
-            position = int(problem.state.length[head.n])
+            position = int(problem.state.length[head[0]])
             live = [i for i in range(position.bit_length()) if position >> i & 1]
-            levels = {i + 1: problem.state.levels[head.n, head.h, i] for i in live}
-        o, final = log_linear_head(head.q, head.k, head.v, head.lam, head.g, head.beta, problem.scale, levels, position)
+            levels = {i + 1: problem.state.levels[*head, i] for i in live}
+        o, final = log_linear_head(q, k, v, lam, g, beta, problem.scale, levels, position)
         outputs.append(o)
         for level, S in final.items():
-            state.levels[head.n, head.h, level - 1] = S.detach()
+            state.levels[*head, level - 1] = S.detach()
     state.length = length
     return join(outputs, problem, problem.v), state
 
 
-def dynamic(problem: Problem, decided: Decided | None) -> tuple[Tensor, State | None]:
-    assert decided is not None
+def dynamic(problem: Problem, decided: Decided) -> tuple[Tensor, State | None]:
     made = decided.segmentation
     layout, capacity, outputs, memories = problem.layout, problem.rules.capacity, [], memories_of(problem)
     flat = [layout.flat(x) for x in (made.score, made.boundary, made.merged)]
-    for head in heads_of(problem):
-        given = list(zip(*(x[head.part, head.h].tolist() for x in flat), strict=True))
-        x = (head.q, head.k, head.v, head.lam, head.g, head.beta, head.route)
-        outputs.append(attend_head(*x, problem, memories[head.n, head.h], given))
+    for head, part, (q, k, v, lam, g, beta, route) in heads_of(problem):
+        given = list(zip(*(x[part, head[1]].tolist() for x in flat), strict=True))
+        outputs.append(attend_head(q, k, v, lam, g, beta, route, problem, memories[head], given))
     o = join(outputs, problem, problem.v)
     if not problem.wants_state:
         return o, None
@@ -154,10 +138,12 @@ def matrices_after(problem: Problem, memories: dict[tuple[int, int], list[Slot]]
 @torch.no_grad()
 def tokens_after(problem: Problem, made: Segmentation) -> DynamicState:
     """Every token seen, its key after all later transitions: one sequence at a time, token by token."""
-    states, layout = [], problem.layout
+    layout, state = problem.layout, problem.state
+    if state is None:
+        state = DynamicState.empty(problem.shape, None, problem.routed, problem.dtype, problem.device)
+    states = []
     for n, start in enumerate(layout.offsets):
-        state = DynamicState.empty(1, *problem.shape[1:], None, problem.routed, problem.dtype, problem.device)
-        state = state if problem.state is None else problem.state.select([n])
+        states.append(state.select([n]))
         for t in range(start, start + layout.lengths[n]):
             one: dict[str, Any] = {
                 name: None if x is None else layout.flat(x)[None, t : t + 1]
@@ -165,10 +151,6 @@ def tokens_after(problem: Problem, made: Segmentation) -> DynamicState:
             }
             token = Token.of(replace(problem, **one))
             score, opens = (layout.flat(x)[None, t] for x in (made.score, made.boundary))
-            advance(state, token, problem.rules, Decision(score, opens, torch.full_like(opens, -1, dtype=torch.int64)))
-        states.append(state)
-    return (
-        DynamicState.cat(states)
-        if states
-        else DynamicState.empty(*problem.shape, None, problem.routed, problem.dtype, problem.device)
-    )
+            none = torch.full_like(opens, -1, dtype=torch.int64)
+            advance(states[-1], token, problem.rules, Decision(score, opens, none))
+    return DynamicState.cat(states) if states else state.clone()

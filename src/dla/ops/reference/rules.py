@@ -2,18 +2,15 @@
 
 import math
 from collections.abc import Callable
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from dla.ops.rules import FIRST_SCORE, FLAT, TIE, Merge, Score
 
-
-class State(Protocol):
-    S: Tensor
-    count: int
-    info: float
+if TYPE_CHECKING:
+    from dla.ops.reference.core import Slot
 
 
 def angle(a: Tensor, b: Tensor) -> Tensor:
@@ -39,22 +36,22 @@ def state_information(token: Tensor, S: Tensor) -> Tensor:
     return token.new_tensor(FIRST_SCORE) if norm(S) == 0 else angle(S + token, S)
 
 
-def density(a: State, b: State) -> float:
+def density(a: "Slot", b: "Slot") -> float:
     return (a.info + b.info) / (a.count + b.count)
 
 
-def similarity(a: State, b: State) -> float:
+def similarity(a: "Slot", b: "Slot") -> float:
     norm_a, norm_b = norm(a.S), norm(b.S)
     return 0.0 if norm_a == 0 or norm_b == 0 else -((a.S / norm_a) * (b.S / norm_b)).sum().item()
 
 
-def ward(a: State, b: State) -> float:
+def ward(a: "Slot", b: "Slot") -> float:
     gap = norm(a.S / a.count - b.S / b.count).square().item()
     return gap * a.count * b.count / (a.count + b.count)
 
 
 INFORMATION: dict[Score, Callable[[Tensor, Tensor], Tensor]] = {"token": token_information, "state": state_information}
-COSTS: dict[Merge, Callable[[State, State], float]] = {"density": density, "similarity": similarity, "ward": ward}
+COSTS: dict[Merge, Callable[["Slot", "Slot"], float]] = {"density": density, "similarity": similarity, "ward": ward}
 
 
 def cheapest_pair(costs: list[float]) -> int:

@@ -13,6 +13,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+Shape = tuple[int, int, int, int]  # sequences, heads, dk, dv
 FORMAT = 3  # of saved states; files of format 1 had no such entry
 FLOATS = (torch.float32, torch.float64)
 MOST_EMPTY = 2**28  # numbers of an empty tensor of a file, were its sizes of 0 sizes of 1: nothing else bounds these
@@ -36,17 +37,14 @@ class State:
         cls.kinds[cls.__name__] = cls
 
     def __init__(self, **values: object) -> None:
-        expected = set(self.tensor_names + self.setting_names)
+        expected = {*self.tensor_names, *self.setting_names}
         if set(values) != expected:
-            raise ValueError(f"{type(self).__name__} takes {sorted(expected)}, got {sorted(values)}")
-        for name, value in values.items():
-            setattr(self, name, value)
+            raise ValueError(f"a {type(self).__name__} has {', '.join(sorted(expected))}, got {sorted(values)}")
+        self.__dict__.update(values)
 
     @classmethod
     def from_tensors(cls, tensors: dict[str, Tensor], settings: dict[str, Any]) -> Self:
         """The state that ``tensors()`` and ``settings()`` are of."""
-        if set(tensors) != set(cls.tensor_names):
-            raise ValueError(f"a {cls.__name__} has the tensors {', '.join(cls.tensor_names)}, got {sorted(tensors)}")
         return cls(**tensors, **settings)
 
     def tensors(self) -> dict[str, Tensor]:
@@ -83,8 +81,7 @@ class State:
         return next(iter(self.tensors().values())).dtype
 
     @property
-    def shape(self) -> tuple[int, int, int, int]:
-        """(sequences, heads, dk, dv)"""
+    def shape(self) -> Shape:
         x = next(iter(self.tensors().values()))
         return x.shape[0], x.shape[1], x.shape[-2], x.shape[-1]
 

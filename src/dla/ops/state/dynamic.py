@@ -18,7 +18,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from dla.ops.state.base import State
+from dla.ops.state.base import Shape, State
 from dla.ops.state.old_files import is_old, read_old
 from dla.ops.state.spans import Spans
 from dla.ops.state.tokens import Tokens
@@ -28,6 +28,8 @@ class DynamicState(State):
     """At most ``capacity`` states a head, oldest first, each with its tokens' number, scores and, if routed, keys."""
 
     setting_names = ("capacity",)
+    growing = Tokens.growing
+    content = ("matrices", "coefficient", "keys", "values", "raw_keys", "newest")  # of either way to hold it
 
     def __init__(self, held: Spans | Tokens, capacity: int | None) -> None:
         self.kept, self.capacity = held, capacity
@@ -45,21 +47,12 @@ class DynamicState(State):
 
     @classmethod
     def empty(
-        cls,
-        N: int,
-        H: int,
-        dk: int,
-        dv: int,
-        capacity: int | None,
-        routed: bool,
-        dtype: torch.dtype,
-        device: torch.device | str,
-        tokens: int = 0,
+        cls, shape: Shape, capacity: int | None, routed: bool, dtype: torch.dtype, device: Any, tokens: int = 0
     ) -> Self:
         """Of sequences that have seen nothing, with room for what ``tokens`` take at most."""
         if capacity is None:
-            return cls(Tokens.empty(N, H, dk, dv, tokens, routed, dtype, device), None)
-        return cls(Spans.empty(N, H, dk, dv, capacity, routed, dtype, device, min(tokens, capacity)), capacity)
+            return cls(Tokens.empty(shape, tokens, routed, dtype, device), None)
+        return cls(Spans.empty(shape, capacity, routed, dtype, device, min(tokens, capacity)), capacity)
 
     @classmethod
     def of_matrices(
@@ -107,19 +100,11 @@ class DynamicState(State):
         return self.kept.dtype
 
     @property
-    def growing(self) -> tuple[str, ...]:  # type: ignore[override]
-        return self.kept.growing
-
-    @property
-    def content(self) -> tuple[str, ...]:  # type: ignore[override]
-        return self.kept.content
-
-    @property
     def length(self) -> Tensor:  # type: ignore[override]
         return self.kept.length
 
     @property
-    def shape(self) -> tuple[int, int, int, int]:
+    def shape(self) -> Shape:
         return self.kept.shape
 
     @property
@@ -173,11 +158,6 @@ class DynamicState(State):
         count = self.size.clamp_max(1)[..., None]
         current = self.held.current()[:, :, None]
         return DynamicState.of_matrices(current, count, count.double(), None, self.length.clone(), capacity)
-
-    def past_tokens(self) -> dict[str, Tensor]:
-        """Without a capacity: keys, values, boundary, info and, if routed, raw_keys [N, H, L, ...]."""
-        assert isinstance(self.held, Tokens)
-        return {name: x for name, x in self.tensors().items() if name in self.growing}
 
     def resized(self, capacity: int | None) -> "DynamicState":
         """The same states under another capacity: itself if nothing changes. Merging them is not its business."""

@@ -5,7 +5,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from dla.ops.state.base import FLOATS, State, expect, expect_all, expect_length, take_rows
+from dla.ops.state.base import FLOATS, Shape, State, expect, expect_all, expect_length, take_rows
 
 
 class LinearState(State):
@@ -17,10 +17,10 @@ class LinearState(State):
     matrix: Tensor  # [N, H, dk, dv]
 
     @classmethod
-    def empty(cls, N: int, H: int, dk: int, dv: int, dtype: torch.dtype, device: torch.device | str) -> Self:
+    def empty(cls, shape: Shape, dtype: torch.dtype, device: torch.device | str) -> Self:
         """Of sequences that have seen nothing."""
-        length = torch.zeros(N, dtype=torch.int64, device=device)
-        return cls(matrix=torch.zeros(N, H, dk, dv, dtype=dtype, device=device), length=length)
+        length = torch.zeros(shape[0], dtype=torch.int64, device=device)
+        return cls(matrix=torch.zeros(shape, dtype=dtype, device=device), length=length)
 
     def dense(self) -> Tensor:
         return self.matrix.unsqueeze(2)
@@ -40,10 +40,9 @@ class LogLinearState(State):
     levels: Tensor  # [N, H, L, dk, dv]
 
     @classmethod
-    def empty(
-        cls, N: int, H: int, dk: int, dv: int, dtype: torch.dtype, device: torch.device | str, tokens: int = 0
-    ) -> Self:
+    def empty(cls, shape: Shape, dtype: torch.dtype, device: torch.device | str, tokens: int = 0) -> Self:
         """Of sequences that have seen nothing, with room for ``tokens``."""
+        N, H, dk, dv = shape
         levels = torch.zeros(N, H, tokens.bit_length(), dk, dv, dtype=dtype, device=device)
         return cls(levels=levels, length=torch.zeros(N, dtype=torch.int64, device=device))
 

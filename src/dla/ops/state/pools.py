@@ -10,12 +10,12 @@ in is one more row. Two states of head 0 and one of head 1, of 3, 50 and 1 token
 """
 
 from dataclasses import dataclass, fields, replace
-from typing import Any, ClassVar, Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor
 
-from dla.ops.state.base import FLOATS, expect, expect_all, expect_length, widen
+from dla.ops.state.base import FLOATS, Shape, expect, expect_all, expect_length, widen
 
 STORED = (*FLOATS, torch.bfloat16)
 OF_STATES = ("matrix", "factor", "rows", "count", "info", "key_sums")  # [N, H, K, ...], oldest first
@@ -49,25 +49,14 @@ class Pools:
     key_sums: Tensor | None  # [N, H, K, dk], the sum of their keys; None if reads are not routed
     length: Tensor  # [N] int64
 
-    content: ClassVar[tuple[str, ...]] = ("matrices", "keys", "values", "coefficient")
-    growing: ClassVar[tuple[str, ...]] = ()
-
     # --- making one
 
     @classmethod
     def empty(
-        cls,
-        N: int,
-        H: int,
-        dk: int,
-        dv: int,
-        K: int,
-        routed: bool,
-        dtype: torch.dtype,
-        device: torch.device | str,
-        room: int = 0,
+        cls, shape: Shape, K: int, routed: bool, dtype: torch.dtype, device: torch.device | str, room: int = 0
     ) -> Self:
         """Of sequences that have seen nothing, with room for so many matrices a head."""
+        N, H, dk, dv = shape
 
         def zeros(*shape: int, kind: torch.dtype = dtype) -> Tensor:
             return torch.zeros(shape, dtype=kind, device=device)
@@ -113,26 +102,6 @@ class Pools:
         )
 
     @classmethod
-    def gathered(cls, padded: "Self", length: Tensor) -> Self:
-        """From arrays [N, H, ...] with a place for every matrix and row there could be, of which few are in use.
-
-        ``padded`` has matrices [N, H, K, dk, dv], ``matrix`` being 1 where one is in use, and rows [N, H, L, ...].
-        """
-        used = torch.arange(padded.coefficient.shape[2], device=length.device) < padded.rows.sum(-1, keepdim=True)
-        taken = padded.matrix > 0
-        longest = int(padded.rows.sum(-1).max()) if padded.rows.numel() else 0
-        return replace(
-            padded,
-            matrices=padded.matrices[taken],
-            keys=padded.keys[used],
-            values=padded.values[used],
-            coefficient=padded.coefficient[used],
-            places=_numbered(used)[..., :longest].contiguous(),
-            matrix=_numbered(taken),
-            length=length,
-        )
-
-    @classmethod
     def from_tensors(cls, tensors: dict[str, Tensor]) -> Self:
         names = tuple(field.name for field in fields(cls))
         if set(names) - set(tensors) - {"key_sums"} or set(tensors) - set(names):
@@ -150,10 +119,9 @@ class Pools:
         numbers = torch.float64 if stored == torch.float64 else torch.float32
         expect("coefficient", self.coefficient, (R,), numbers)
         expect("places", self.places, (N, H, -1), torch.int32)
-        expect("matrix", self.matrix, (N, H, K), torch.int32)
-        expect("factor", self.factor, (N, H, K), numbers)
-        expect("rows", self.rows, (N, H, K), torch.int64)
-        expect("info", self.info, (N, H, K), torch.float64)
+        of_states = {"matrix": torch.int32, "factor": numbers, "rows": torch.int64, "info": torch.float64}
+        for name, dtype in of_states.items():
+            expect(name, getattr(self, name), (N, H, K), dtype)
         if self.key_sums is not None:
             expect("key_sums", self.key_sums, (N, H, K, dk), numbers)
         expect_length(self.length, N)
@@ -169,7 +137,7 @@ class Pools:
     # --- what it holds
 
     @property
-    def shape(self) -> tuple[int, int, int, int]:
+    def shape(self) -> Shape:
         return *self.count.shape[:2], *self.matrices.shape[1:]
 
     @property
@@ -199,11 +167,8 @@ class Pools:
 
     def _loose(self) -> tuple[Tensor, Tensor]:
         """All rows in use, by head and token: where they are in the pool, and whose: (n H + h) K + state."""
-        K = self.count.shape[2]
-        used = self._used()
-        whose = torch.arange(self.rows.numel(), device=used.device).repeat_interleave(self.rows.flatten())
-        assert K or not len(whose)
-        return self.places[used].long(), whose
+        whose = torch.arange(self.rows.numel(), device=self.rows.device).repeat_interleave(self.rows.flatten())
+        return self.places[self._used()].long(), whose
 
     def _taken(self) -> tuple[Tensor, Tensor]:
         """All matrices in use: where they are in the pool, and whose: (n H + h) K + state."""

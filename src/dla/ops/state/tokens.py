@@ -9,7 +9,7 @@ from typing import ClassVar, Self
 import torch
 from torch import Tensor
 
-from dla.ops.state.base import FLOATS, expect, expect_all, expect_length, move, widen
+from dla.ops.state.base import FLOATS, Shape, expect, expect_all, expect_length, move, widen
 
 
 @dataclass
@@ -25,12 +25,11 @@ class Tokens:
     length: Tensor  # [N] int64
 
     growing: ClassVar[tuple[str, ...]] = ("keys", "values", "boundary", "info", "raw_keys")
-    content: ClassVar[tuple[str, ...]] = ("keys", "values", "raw_keys", "newest")
 
     @classmethod
-    def empty(
-        cls, N: int, H: int, dk: int, dv: int, L: int, routed: bool, dtype: torch.dtype, device: torch.device | str
-    ) -> Self:
+    def empty(cls, shape: Shape, L: int, routed: bool, dtype: torch.dtype, device: torch.device | str) -> Self:
+        N, H, dk, dv = shape
+
         def zeros(*shape: int, kind: torch.dtype = dtype) -> Tensor:
             return torch.zeros(shape, dtype=kind, device=device)
 
@@ -68,7 +67,7 @@ class Tokens:
                 expect_all(name, ~(free & held), "zero after the last token")
 
     @property
-    def shape(self) -> tuple[int, int, int, int]:
+    def shape(self) -> Shape:
         N, H, _, dk = self.keys.shape
         return N, H, dk, self.values.shape[3]
 
@@ -137,14 +136,8 @@ class Tokens:
         sequence = torch.arange(len(self.length), device=k.device)
         self.current().masked_fill_(opens[..., None, None], 0)
         self.current().add_(k[..., :, None] * v[..., None, :])
-        for store, x in (
-            (self.keys, k),
-            (self.values, v),
-            (self.boundary, opens),
-            (self.info, score),
-            (self.raw_keys, k),
-        ):
-            if store is not None:
+        for name, x in zip(self.growing, (k, v, opens, score, k), strict=True):
+            if (store := getattr(self, name)) is not None:
                 store[sequence, :, self.length] = x.to(store.dtype)
         self.length += 1
 
