@@ -10,10 +10,11 @@ from html.parser import HTMLParser
 import numpy as np
 import pytest
 
+from dla import cli
 from dla.lab import report
 from dla.lab.plots import learning_curve, length_evaluations
-from dla.lab.report import load, markdown, read, summarise, task_table, write_report
-from dla.lab.statistics import difference, estimate, option_text, t_quantile
+from dla.lab.report import load, markdown, read, task_table
+from dla.lab.statistics import difference, estimate, option_text, summarise, t_quantile
 from dla.report.plots import spread, styles
 
 RECALL = {"name": "recall", "length": 96, "pairs": 16, "gap": "between"}
@@ -55,6 +56,15 @@ def seeds(label, accuracies, **other):
 def write(path, results, end="\n"):
     path.write_text("\n".join(map(json.dumps, results)) + end)
     return path
+
+
+def write_report(results, out, baseline=None):
+    assert report.write_report(summarise(results, baseline), out) == []
+    return out / "report.html"
+
+
+def command(*arguments):
+    return cli.main(["lab", "report", *map(str, arguments)])
 
 
 def rows_of(results, baseline=None):
@@ -334,7 +344,7 @@ def test_words_of_a_file_show_as_they_are_everywhere(odd, tmp_path, capsys):
     runs = [result(text, 0, **about), result(text, 1, **{**about, "error": None})]
     runs += [result(text, 0, key=f"other {i}", **{**about, "error": None, "model": {text: i}}) for i in range(2)]
     file = write(tmp_path / "r.jsonl", runs)
-    assert report.run(file) == 0
+    assert command(file) == 0
     printed = capsys.readouterr().out
     markdown_text = (tmp_path / "report.md").read_text()
     assert markdown_text in printed and "\x1b" not in printed
@@ -420,7 +430,7 @@ def test_without_matplotlib_there_are_tables(tmp_path, monkeypatch, capsys):
         return real(name, *args, **kwargs)
 
     monkeypatch.setattr(builtins, "__import__", missing)
-    assert report.run(write(tmp_path / "r.jsonl", GRID)) == 0
+    assert command(write(tmp_path / "r.jsonl", GRID)) == 0
     assert "note: matplotlib is not installed, so the page has no plots" in capsys.readouterr().err
     page = Page((tmp_path / "report.html").read_text())
     assert page.pictures == [] and "matplotlib is not installed" in page.words
@@ -496,7 +506,7 @@ def test_rows_look_different_from_one_another():
 
 def test_the_command_prints_the_tables_and_writes_the_files(tmp_path, capsys):
     path = write(tmp_path / "r.jsonl", GRID, end='\n{"key"')
-    assert report.run(path, out=tmp_path / "out", baseline="plain") == 0
+    assert command(path, "--out", tmp_path / "out", "--baseline", "plain") == 0
     printed = capsys.readouterr()
     text = (tmp_path / "out" / "report.md").read_text()
     assert printed.out == f"{text}\n{tmp_path / 'out' / 'report.html'}\n"
@@ -505,7 +515,7 @@ def test_the_command_prints_the_tables_and_writes_the_files(tmp_path, capsys):
 
 
 def test_the_command_as_json(tmp_path, capsys):
-    assert report.run(write(tmp_path / "r.jsonl", GRID), as_json=True) == 0
+    assert command(write(tmp_path / "r.jsonl", GRID), "--json") == 0
     figures = json.loads(capsys.readouterr().out)
     (task,) = figures["tasks"]
     assert figures["runs"] == 12 and figures["diverged"] == 1
@@ -520,7 +530,7 @@ def test_the_command_says_what_is_wrong(tmp_path, capsys, baseline, message):
     path = tmp_path / "r.jsonl"
     if baseline:
         write(path, GRID)
-    assert report.run(path, baseline=baseline) == 2
+    assert command(path, *(["--baseline", baseline] if baseline else [])) == 2
     error = capsys.readouterr().err
     assert error.startswith("dla lab report: ") and message in error
     assert not (tmp_path / "report.md").exists()
