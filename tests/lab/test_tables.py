@@ -6,7 +6,8 @@ import math
 import pytest
 
 from dla import cli
-from dla.lab.tables import fill
+from dla.lab import tables
+from dla.lab.report import read
 
 TEXT = """# Study
 
@@ -30,6 +31,10 @@ def line(label, seed, accuracy, other, **more):
         "loss": 1 - accuracy, "training": {"steps": 7}, "diverged": False, "state_bytes": 1234.4,
         "evaluations": [{"task": longer, "accuracy": other, "loss": 1 - other}], **more,
     }  # fmt: skip
+
+
+def fill(text, results):
+    return tables.fill(text, {"recall": read(results / "recall" / "results.jsonl")[0]})
 
 
 def run(document, *options, results):
@@ -134,6 +139,15 @@ def test_tables_without_results_can_be_left(results, tmp_path, capsys):
     assert run(document, "--skip-missing", results=results) == 0
     assert document.read_text().endswith(other) and document.read_text() == fill(TEXT.format(more=""), results) + other
     assert "1 tables in" in (out := capsys.readouterr().out) and "1 left as they were" in out
+
+
+def test_runs_cut_short_are_noted(results, tmp_path, capsys):
+    document, file = tmp_path / "study.md", results / "recall" / "results.jsonl"
+    document.write_text(TEXT.format(more=""))
+    with file.open("a") as lines:
+        lines.write('{"key": "cut')
+    assert run(document, results=results) == 0
+    assert capsys.readouterr().err == f"note: {file}, line 6: a run cut short, left out\n"
 
 
 def test_another_file(results, tmp_path):

@@ -1,30 +1,4 @@
-"""Grids of experiments in TOML files.
-
-name = "recall"
-seeds = [0, 1, 2]
-
-[training]            # of every row; see `Training`
-steps = 1000
-
-[model]               # of every row; options of DLAConfig
-backbone = "mamba2"
-hidden_size = 64
-
-[[task]]              # every task is run with every row and seed
-name = "recall"
-pairs = 16
-evaluations = [{ length = 384 }]
-
-[[row]]
-label = "DLA"
-memory = "dynamic"
-tau = [0.4, 0.6]      # a list makes one row for each of its values
-
-[[row]]
-label = "single, as large"
-match = "DLA tau=0.6" # a row of single states or softmax, sized to the memory that row had alive on average
-training = { lr = [3e-3, 1e-2] }
-"""
+"""Grids of experiments in TOML files: every row with every task and every seed. docs/lab.md has an example."""
 
 import itertools
 import re
@@ -42,7 +16,7 @@ from dla.lab.controls import control
 from dla.lab.measure import matched
 from dla.lab.trial import Training, Trial
 from dla.models import DLAConfig, DLAForCausalLM
-from dla.names import check_known, nearest
+from dla.names import check_known
 from dla.typed import NONE, SOME, TABLE, Limit, Seed, Table, Text, convert, hints
 
 NAME = Limit(
@@ -103,38 +77,32 @@ def make_grid(content: dict[str, Any]) -> Grid:
     asked: Content = convert("", content, Content)
     for i, row in enumerate(asked.row):
         convert(f"row[{i}].label", row.get("label", ""), str)
-    rows = list(itertools.chain.from_iterable(map(_spread, asked.row)))
+    rows = [made for row in asked.row for made in _spread(row)]
     trials = [_trial(asked, task, row, seed) for task in asked.task for row in rows for seed in asked.seeds]
     _check_labels(trials)
-    for trial in trials:
+    for trial in trials:  # what cannot be is refused
+        config = trial.config()
         if trial.control is not None:
             _try_control(trial)
-        if trial.match is None:
-            trial.config()  # refuses what cannot be
-        else:
-            matched(trial.config(), 1024, trial.tasks()[0].length)  # refuses rows that cannot be sized
+        if trial.match is not None:
+            matched(config, 1024, trial.tasks()[0].length)
     return Grid(asked.name, tuple(trials))
 
 
 def _spread(row: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """A row for each combination of the values of its lists, also of those in its tables."""
-    axes: list[tuple[tuple[str, ...], list[Any]]] = [
-        ((name,), value) for name, value in row.items() if isinstance(value, list) and name not in LISTS
-    ]
-    for table in TABLES:
-        inner = row.get(table)
-        if isinstance(inner, dict):
-            axes += [((table, name), value) for name, value in inner.items() if isinstance(value, list)]
-    for path, value in axes:
+    label = row.get("label", "")
+    places = {(): row, **{(name,): row[name] for name in TABLES if isinstance(row.get(name), dict)}}
+    axes = {(*path, name): value for path, table in places.items() for name, value in table.items()
+            if isinstance(value, list) and (path or name not in LISTS)}  # fmt: skip
+    for path, value in axes.items():
         if not value:
-            raise ValueError(f"{'.'.join(path)} of row {row.get('label', '')!r} is an empty list, which makes no row")
-    for values in itertools.product(*(value for _, value in axes)):
+            raise ValueError(f"{'.'.join(path)} of row {label!r} is an empty list, which makes no row")
+    for values in itertools.product(*axes.values()):
         made = deepcopy(row)
-        label = row.get("label", "")
-        for (path, _), value in zip(axes, values, strict=True):
+        for path, value in zip(axes, values, strict=True):
             (made if len(path) == 1 else made[path[0]])[path[-1]] = value
-            label += f" {path[-1]}={value}"
-        made["label"] = label.strip()
+        made["label"] = " ".join([label, *(f"{path[-1]}={x}" for path, x in zip(axes, values, strict=True))]).strip()
         convert(f"row {made['label']!r}", made, RowTable)
         yield made
 
@@ -186,8 +154,6 @@ def _check_labels(trials: Iterable[Trial]) -> None:
             raise ValueError(f"label {trial.label!r} stands for two equal rows")
         seen.add(trial.key)
         if trial.match is not None:
-            if trial.match not in labels:
-                near = nearest(trial.match, labels)
-                raise ValueError(f"row {trial.label!r}: match={trial.match!r} is not known; the nearest is {near!r}")
+            check_known(f"row {trial.label!r}: match", [trial.match], labels)
             if labels[trial.match].match is not None:
                 raise ValueError(f"row {trial.label!r}: match={trial.match!r} is itself sized to another row")

@@ -1,7 +1,6 @@
 """`dla lab report`: the results of experiments as tables, in Markdown and as a page with plots."""
 
 import json
-import warnings
 from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
@@ -48,14 +47,6 @@ def run(results: Path, *, out: Path | None = None, baseline: str | None = None) 
     out = results.parent if out is None else out
     notes += write_report(summary, out)
     return Found(f"{markdown(summary)}\n{out / 'report.html'}", as_dict(summary), notes=notes)
-
-
-def load(path: str | Path) -> list[Result]:
-    """As `read`; what there is to say is warned of."""
-    runs, notes = read(Path(path))
-    for note in notes:
-        warnings.warn(note, stacklevel=2)
-    return runs
 
 
 def read(path: Path) -> tuple[list[Result], list[str]]:

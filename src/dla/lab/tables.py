@@ -1,28 +1,14 @@
-"""`dla lab tables`: the tables of a document, each from the results file that it names.
-
-<!-- table
-results = "recall"            # the file recall/results.jsonl of the folder of results
-rows = ["single", "routed"]   # labels, in this order; left out: all, in the order of the file
-value = "accuracy"            # or "loss"
-baseline = "single"           # adds paired differences to it
-figures = ["state_bytes"]     # further columns, of the first task
-only = ["→ length 512"]       # these columns alone
-titles = ["512 tokens"]       # what the columns are called instead
-plot = "images/recall.png"    # the table as a picture, too: its path, from the document
--->
-(what is here is replaced)
-<!-- end -->
-"""
+"""`dla lab tables`: the tables of a document, each from the results file that it names; docs/lab.md has an example."""
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Literal
 
 from dla.files import parse_toml
 from dla.lab.dots import Panel, draw_dots
-from dla.lab.report import load, text_table
+from dla.lab.report import read, text_table
 from dla.lab.statistics import Result, by_seed, canonical, difference, estimate, mean, status, summarise
 from dla.names import check_known
 from dla.report import escape_markdown, is_number, shown
@@ -38,16 +24,16 @@ Line = Annotated[str, Limit("a text of one line", str.isprintable)]
 
 @dataclass(frozen=True)
 class Asked:
-    """What a table shows."""
+    """What a table shows, as it says itself in TOML."""
 
-    results: Line
-    rows: tuple[str, ...] = ()
+    results: Line  # the file NAME/results.jsonl of the folder of results
+    rows: tuple[str, ...] = ()  # labels, in this order; left out: all, in the order of the file
     value: Literal["accuracy", "loss"] = "accuracy"
-    baseline: Line | None = None
-    figures: tuple[str, ...] = ()
-    only: tuple[str, ...] = ()  # titles of columns; left out: all
-    titles: tuple[str, ...] = ()  # in their place
-    plot: Line | None = None
+    baseline: Line | None = None  # adds paired differences to this row
+    figures: tuple[str, ...] = ()  # further columns, of the first task, such as state_bytes
+    only: tuple[str, ...] = ()  # titles of columns, such as "→ length 512"; left out: all
+    titles: tuple[str, ...] = ()  # what the columns are called instead
+    plot: Line | None = None  # the table as a picture, too: its path, from the document
 
 
 @dataclass(frozen=True)
@@ -67,18 +53,24 @@ def run(
     written, the code 1 says that a table differs. ``skip_missing``: tables without results stay as they are.
     """
     text, target = _text(document), document if out is None else out
-    filled = fill(text, results, skip_missing=skip_missing)
-    if check:
-        same = filled == text
-        return Found(f"{document}: {'as the results say' if same else 'differs from the results'}", code=int(not same))
-    target.write_text(filled, encoding="utf-8", newline="\n")
     tables = [_asked(block[2]) for block in BLOCK.finditer(text)]
-    made = [asked for asked in tables if not skip_missing or _file(asked, results).exists()]
+    files = {asked.results: results / asked.results / "results.jsonl" for asked in tables}
+    found = {name: read(file) for name, file in files.items() if file.exists() or not skip_missing}
+    runs, notes = {name: own for name, (own, _) in found.items()}, [note for _, own in found.values() for note in own]
+    filled = fill(text, runs)
+    if check:
+        told = "as the results say" if filled == text else "differs from the results"
+        return Found(f"{document}: {told}", notes=notes, code=int(filled != text))
+    target.write_text(filled, encoding="utf-8", newline="\n")
+    made = [asked for asked in tables if asked.results in runs]
     for asked in made:
         if asked.plot is not None:
-            draw(asked, results, target.parent / asked.plot)
+            labels, places = _chosen(asked, runs[asked.results])
+            picture = target.parent / asked.plot
+            picture.parent.mkdir(parents=True, exist_ok=True)
+            picture.write_bytes(draw_dots(labels, [place.panel for place in places], asked.value))
     left = f", {len(tables) - len(made)} left as they were" if len(made) < len(tables) else ""
-    return Found(f"{len(made)} tables in {target}{left}")
+    return Found(f"{len(made)} tables in {target}{left}", notes=notes)
 
 
 def _text(document: Path) -> str:
@@ -94,14 +86,13 @@ def _text(document: Path) -> str:
     return text
 
 
-def fill(text: str, results: Path, *, skip_missing: bool = False) -> str:
-    """The text with all its tables made anew, or those that have results."""
+def fill(text: str, runs: Mapping[str, list[Result]]) -> str:
+    """The text with the tables made anew that have results; runs: by the names of these."""
 
     def filled(block: re.Match[str]) -> str:
         asked = _asked(block[2])
-        if skip_missing and not _file(asked, results).exists():
-            return block[0]
-        return f"{block[1]}\n{table(asked, results)}\n\n{block[4]}"
+        own = runs.get(asked.results)
+        return block[0] if own is None else f"{block[1]}\n{table(asked, own)}\n\n{block[4]}"
 
     return BLOCK.sub(filled, text)
 
@@ -115,9 +106,9 @@ def _asked(text: str) -> Asked:
     return asked
 
 
-def table(asked: Asked, results: Path) -> str:
+def table(asked: Asked, runs: list[Result]) -> str:
     """In Markdown: a line a row, a column a task or evaluation, each the mean ± half its 95 % interval over seeds."""
-    runs, labels, places = _read(asked, results)
+    labels, places = _chosen(asked, runs)
     lines = []
     for label in labels:
         cells = []
@@ -152,16 +143,8 @@ def _notes(asked: Asked, runs: Sequence[Result], labels: Sequence[str]) -> list[
     return notes
 
 
-def draw(asked: Asked, results: Path, path: Path) -> None:
-    """The table as a picture."""
-    _, labels, places = _read(asked, results)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(draw_dots(labels, [place.panel for place in places], asked.value))
-
-
-def _read(asked: Asked, results: Path) -> tuple[list[Result], list[str], list[Place]]:
-    """The runs, and the rows and columns that are asked for."""
-    runs = load(_file(asked, results))
+def _chosen(asked: Asked, runs: list[Result]) -> tuple[list[str], list[Place]]:
+    """The rows and columns that are asked for."""
     labels = list(dict.fromkeys(run["label"] for run in runs))
     check_known(f"rows of {asked.results}", [*asked.rows, *filter(None, [asked.baseline])], labels)
     places = list(columns(runs, asked.value))
@@ -172,11 +155,7 @@ def _read(asked: Asked, results: Path) -> tuple[list[Result], list[str], list[Pl
             raise ValueError(f"titles must name the {len(kept)} columns of {asked.results}, got {len(asked.titles)}")
         pairs = zip(kept, asked.titles, strict=True)
         kept = [replace(place, panel=replace(place.panel, title=title)) for place, title in pairs]
-    return runs, list(asked.rows) or labels, kept
-
-
-def _file(asked: Asked, results: Path) -> Path:
-    return results / asked.results / "results.jsonl"
+    return list(asked.rows) or labels, kept
 
 
 def columns(runs: Sequence[Result], value: str) -> Iterator[Place]:
