@@ -452,6 +452,8 @@ def test_sparse_results_are_drawn_as_far_as_they_go(tmp_path):
     assert Page(write_report([sparse], tmp_path).read_text()).pictures == []
     curves = [result("A", curve=[[0, 0.0, 0.1]]), result("B", curve=[], state_bytes=None), result("C", curve=None)]
     assert len(Page(write_report(curves, tmp_path).read_text()).pictures) == 3
+    without_loss = [result(curve=[[0, None, 0.1], [500, math.nan, 0.2]])]
+    assert len(Page(write_report(without_loss, tmp_path).read_text()).pictures) == 3
 
 
 def test_learning_curves_over_the_steps_that_all_seeds_reached():

@@ -57,7 +57,9 @@ def run(out: Path, *, seed: int = 0) -> Found:
     """What the memory keeps of a stream under each merge rule; a picture of it goes to the folder ``out``."""
     # No decay and no delta step: what a token contributes is then k vᵀ throughout, as the theorem has it.
     stream = replace(correlated(seed, length=LENGTH, heads=HEADS, dk=DK, dv=DV, lam_width=CAPACITY), g=None)
-    rules = {rule: segment(stream.k, stream.v, tau=TAU, capacity=CAPACITY, merge=rule) for rule in MERGES}
+    rules: dict[str, Segmentation] = {
+        rule: segment(stream.k, stream.v, tau=TAU, capacity=CAPACITY, merge=rule) for rule in MERGES
+    }
     heads = [list(partitions(stream, rules, head)) for head in range(HEADS)]
     sizes = {"seed": seed, "length": LENGTH, "heads": HEADS, "dk": DK, "dv": DV, "segments": int(stream.changes.sum())}
     figures: dict[str, Any] = {

@@ -2,6 +2,7 @@
 
 import itertools
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from copy import deepcopy
 from dataclasses import dataclass, field, fields
@@ -91,18 +92,20 @@ def make_grid(content: dict[str, Any]) -> Grid:
 
 def _spread(row: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """A row for each combination of the values of its lists, also of those in its tables."""
+    tables = {"": row, **{name: row[name] for name in TABLES if isinstance(row.get(name), dict)}}
+    axes = [(table, name, value) for table, items in tables.items() for name, value in items.items()
+            if isinstance(value, list) and (table or name not in LISTS)]  # fmt: skip
     label = row.get("label", "")
-    places = {(): row, **{(name,): row[name] for name in TABLES if isinstance(row.get(name), dict)}}
-    axes = {(*path, name): value for path, table in places.items() for name, value in table.items()
-            if isinstance(value, list) and (path or name not in LISTS)}  # fmt: skip
-    for path, value in axes.items():
+    for table, name, value in axes:
         if not value:
-            raise ValueError(f"{'.'.join(path)} of row {label!r} is an empty list, which makes no row")
-    for values in itertools.product(*axes.values()):
-        made = deepcopy(row)
-        for path, value in zip(axes, values, strict=True):
-            (made if len(path) == 1 else made[path[0]])[path[-1]] = value
-        made["label"] = " ".join([label, *(f"{path[-1]}={x}" for path, x in zip(axes, values, strict=True))]).strip()
+            where = f"{table}.{name}" if table else name
+            raise ValueError(f"{where} of row {label!r} is an empty list, which makes no row")
+    for values in itertools.product(*(value for _, _, value in axes)):
+        made, words = deepcopy(row), [label]
+        for (table, name, _), value in zip(axes, values, strict=True):
+            (made[table] if table else made)[name] = value
+            words.append(f"{name}={value}")
+        made["label"] = " ".join(words).strip()
         convert(f"row {made['label']!r}", made, RowTable)
         yield made
 
@@ -147,12 +150,10 @@ def _trial(asked: Content, task: TaskTable, row: dict[str, Any], seed: int) -> T
 
 
 def _check_labels(trials: Iterable[Trial]) -> None:
-    labels = {trial.label: trial for trial in trials}
-    seen: set[str] = set()
+    labels, keys = {trial.label: trial for trial in trials}, Counter(trial.key for trial in trials)
     for trial in trials:
-        if trial.key in seen:
+        if keys[trial.key] > 1:
             raise ValueError(f"label {trial.label!r} stands for two equal rows")
-        seen.add(trial.key)
         if trial.match is not None:
             check_known(f"row {trial.label!r}: match", [trial.match], labels)
             if labels[trial.match].match is not None:

@@ -23,7 +23,7 @@ from dla.lab.statistics import (
 )
 from dla.report import Cell, Head, Row, Table, escape_markdown, jsonl
 from dla.report.found import Found
-from dla.report.page import Fold, Picture, Section, page
+from dla.report.page import Fold, Picture, Section, render
 from dla.report.plots import NO_MATPLOTLIB, styles
 from dla.report.tables import MEASURED
 from dla.report.words import DASH, duration, few_digits, how_many
@@ -91,7 +91,8 @@ def write_report(summary: Summary, out: Path) -> list[str]:
         Section(task_table(task), drawn, [_settings(task), _runs(task)])
         for task, drawn in zip(summary.tasks, pictures, strict=True)
     ]
-    text = page(title(summary), [overview(summary), LEGEND, *missing], sections)
+    about = [overview(summary), LEGEND, *missing]
+    text = render("page.html.j2", title=title(summary), introduction=about, sections=sections)
     out.mkdir(parents=True, exist_ok=True)
     (out / "report.md").write_text(markdown(summary), encoding="utf-8", newline="\n")
     (out / "report.html").write_text(text, encoding="utf-8", newline="\n")

@@ -161,12 +161,11 @@ def _chosen(asked: Asked, runs: list[Result]) -> tuple[list[str], list[Place]]:
 def columns(runs: Sequence[Result], value: str) -> Iterator[Place]:
     """The tasks in the order of their options, each followed by its evaluations in the order of the file."""
     for task in summarise(runs).tasks:
-        own = {run["label"]: [] for run in runs} | grouped(
-            (one.label, run) for one in task.rows for run in one.finished
-        )
+        finished = grouped((one.label, run) for one in task.rows for run in one.finished)
+        own = {run["label"]: finished.get(run["label"], []) for run in runs}
         chance = task.chance if value == "accuracy" else None
         titles = {None: task.title} | {canonical(other): f"→ {title}" for title, other in task.evaluations}
         evaluations = [e["task"] for run in runs if run["task"] == task.task for e in run.get("evaluations") or []]
         for key in (None, *dict.fromkeys(map(canonical, evaluations))):
-            values = {label: by_seed(finished, key, value) for label, finished in own.items()}
+            values = {label: by_seed(found, key, value) for label, found in own.items()}
             yield Place(Panel(titles[key], values, chance), own)

@@ -127,5 +127,5 @@ def with_targets(
     targets, sources = np.full_like(ids, NO_TARGET), np.full_like(ids, -1)
     put(targets, asked, answer)
     put(sources, asked, source)
-    tensors = map(torch.from_numpy, (ids, targets, sources))
-    return Batch(*tensors, None if changes is None else torch.from_numpy(changes))
+    planted = None if changes is None else torch.from_numpy(changes)
+    return Batch(torch.from_numpy(ids), torch.from_numpy(targets), torch.from_numpy(sources), planted)

@@ -23,7 +23,6 @@ class Recall(Task):
     """
 
     name: ClassVar[str] = "recall"
-    writes: ClassVar[int] = 1  # of a key
     length: Size = 96
     pairs: Size = 16
     queries: Size | None = None  # None: every key
@@ -31,6 +30,7 @@ class Recall(Task):
     keys: Size = 64
     values: Size = 64
     fillers: Size = 1
+    writes: ClassVar[int] = 1  # of a key
 
     @property
     def answers(self) -> range:
