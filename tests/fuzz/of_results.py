@@ -16,6 +16,7 @@ from dla.evaluation.tables import make_table
 from dla.lab import report
 from dla.lab.grid import read_grid
 from dla.lab.run import read_results
+from dla.lab.statistics import summarise
 from dla.lab.trial import Training, Trial, run_trial
 from dla.report.tables import FORMATS as TABLE_FORMATS
 from tests.fuzz.formats import Format
@@ -107,9 +108,9 @@ def _read_results(folder: Path) -> list[dict[str, Any]]:
 
 def _report(runs: list[dict[str, Any]]) -> None:
     """The report with its page and plots."""
-    summary = report.summarise(runs)
+    summary = summarise(runs)
     json.dumps(report.as_dict(summary), allow_nan=False)
-    report.write_report(runs, "report")
+    report.write_report(summary, Path("report"))
 
 
 # --- evaluations

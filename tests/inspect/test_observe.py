@@ -2,12 +2,12 @@
 
 import torch
 
-from dla.inspect.memory_picture import draw_memory
 from dla.inspect.observe import observe
+from dla.inspect.pictures import draw_memory
 from dla.models import DLACache, DLAForCausalLM, preset
 
 
-def test_observed_decisions_are_those_of_the_cache(tmp_path):
+def test_observed_decisions_are_those_of_the_cache():
     torch.manual_seed(0)
     model = DLAForCausalLM(preset("gdn-tiny", memory="dynamic", capacity=4, tau=1.0, initializer_range=0.1)).eval()
     ids = torch.randint(0, 256, (2, 30))
@@ -26,5 +26,4 @@ def test_observed_decisions_are_those_of_the_cache(tmp_path):
         model(ids)
     assert len(seen) == model.config.num_hidden_layers  # nobody looks any more
     asked = torch.zeros(30, dtype=torch.bool)
-    draw_memory(tmp_path / "a" / "picture.png", seen, asked, asked, "nothing asked")
-    assert (tmp_path / "a" / "picture.png").read_bytes().startswith(b"\x89PNG")
+    assert draw_memory(seen, asked, asked, "nothing asked").startswith(b"\x89PNG")

@@ -32,7 +32,7 @@ def test_the_contributions_are_the_output(backbone, options):
         lam, route = memory.slots(x), memory.route(x)
         call = {**vars(made), "lam": lam, **memory.rules, "slot_order": memory.slot_order, "route": route}
         o, state = dynamic_linear_attention(**call, output_final_state=True)
-        last = route if route is None or route.dim() == 1 else route[:, -1:]
+        last = None if route is None else route.expand(lam.shape[:3])[:, -1]
         parts, limits, live = contributions(state, made.q[:, -1], lam[:, -1], last, memory.slot_order, made.scale)
         assert_close(parts.sum(2), o[:, -1], 1e-6)
         assert (parts.norm(dim=-1) <= limits * (1 + 1e-6) + 1e-12).all()

@@ -84,8 +84,8 @@ U, Q = torch.zeros(6, 2), torch.zeros(2)
         (lambda: deviation_bound(U, [6], torch.zeros(3)), r"q must be .*\[2\].*got torch.float32 \[3\]"),
         (lambda: deviation_bound(U, [6], Q, torch.zeros(2, 2)), r"representatives must be .*\[1, 2\].*got .*\[2, 2\]"),
         (lambda: fixed_blocks(3, 4), "n_blocks must be at most length"),
-        (lambda: fixed_blocks(3, 0), "n_blocks must be an integer of at least 1, got 0"),
-        (lambda: fenwick_blocks(0), "length must be an integer of at least 1, got 0"),
+        (lambda: fixed_blocks(3, 0), "n_blocks must be an integer >= 1, got 0"),
+        (lambda: fenwick_blocks(0), "length must be an integer >= 1, got 0"),
     ],
 )
 def test_bad_input_is_refused_by_name(call, says):

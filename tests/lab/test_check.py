@@ -6,9 +6,8 @@ import math
 
 import pytest
 
-from dla.lab import report
 from dla.lab.check import check_run
-from tests.lab.test_report import result, seeds
+from tests.lab.test_report import command, result, seeds
 
 GOOD = [
     *seeds("DLA", [0.9, 0.8], memory={"W": 5.1}, skipping={"read_at_0.1": 2.0}),
@@ -92,7 +91,7 @@ def test_odd_lines_are_refused_by_line_and_field(wrong, tmp_path, capsys):
     change, said = WRONG[wrong]
     runs = [*GOOD, {**result("odd"), **change}]
     file = write(tmp_path / "results.jsonl", runs)
-    assert report.run(file) == 2
+    assert command(file) == 2
     printed = capsys.readouterr()
     assert printed.err.startswith(f"dla lab report: {file}, line 5: ") and said in printed.err
     assert len(printed.err.splitlines()) == 1 and not printed.out
@@ -108,7 +107,7 @@ def test_what_a_run_does_not_have_may_be_missing(name, how, tmp_path, capsys):
             run[name] = None
         else:
             run.pop(name, None)
-    assert report.run(write(tmp_path / "results.jsonl", runs), as_json=True) == 0
+    assert command(write(tmp_path / "results.jsonl", runs), "--json") == 0
     json.loads(capsys.readouterr().out)
 
 
@@ -116,7 +115,7 @@ def test_what_a_run_does_not_have_may_be_missing(name, how, tmp_path, capsys):
 def test_figures_that_are_no_numbers_are_not_there(figure, tmp_path, capsys):
     odd = {"accuracy": figure, "loss": figure, "state_bytes": figure, "curve": [[1, figure, figure], [2, 1.0, 0.5]]}
     file = write(tmp_path / "results.jsonl", [*GOOD, result("odd", **odd), result("other", memory={"W": figure})])
-    assert report.run(file) == 0
+    assert command(file) == 0
     assert "odd: 1 failed of 1 run" in capsys.readouterr().out
 
 
@@ -124,16 +123,16 @@ def test_figures_that_are_no_numbers_are_not_there(figure, tmp_path, capsys):
 def test_lines_nested_deeper_than_anybody_reads(line, tmp_path, capsys):
     file = tmp_path / "results.jsonl"
     file.write_text(line + "\n")
-    assert report.run(file) == 2
+    assert command(file) == 2
     assert capsys.readouterr().err == f"dla lab report: {file} holds no finished run\n"
     file.write_text(line + "\n" + "".join(json.dumps(run) + "\n" for run in GOOD))
-    assert report.run(file) == 0
+    assert command(file) == 0
     assert "line 1: a run cut short, left out" in capsys.readouterr().err
 
 
 def test_a_folder_that_cannot_be_made_is_one_line(tmp_path, capsys):
     file = write(tmp_path / "results.jsonl", GOOD)
-    assert report.run(file, out=file / "below") == 2
+    assert command(file, "--out", file / "below") == 2
     assert len(capsys.readouterr().err.splitlines()) == 1
 
 

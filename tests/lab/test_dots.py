@@ -20,7 +20,7 @@ def test_a_dot_lies_where_its_value_is():
     """The dark pixels of one seed's dot move along the axis with its value."""
 
     def place(value):
-        with_dot = pixels(draw_dots(["a"], [Panel("t", {"a": [value]})], "accuracy"))
+        with_dot = pixels(draw_dots(["a"], [Panel("t", {"a": {0: value}})], "accuracy"))
         without = pixels(draw_dots(["a"], [Panel("t", {})], "accuracy"))
         return np.nonzero((with_dot != without).any(-1))[1].mean()
 
@@ -30,8 +30,8 @@ def test_a_dot_lies_where_its_value_is():
 
 
 def test_rows_and_panels_make_room():
-    one = pixels(draw_dots(["a"], [Panel("t", {"a": [0.5, 0.6]})], "accuracy"))
-    many = pixels(draw_dots(list("abcdef"), [Panel("t", {"a": [0.5], "f": [2.0, 1.0]}, 0.1)] * 2, "loss"))
+    one = pixels(draw_dots(["a"], [Panel("t", {"a": {0: 0.5, 1: 0.6}})], "accuracy"))
+    many = pixels(draw_dots(list("abcdef"), [Panel("t", {"a": {0: 0.5}, "f": {0: 2.0, 1: 1.0}}, 0.1)] * 2, "loss"))
     assert many.shape[0] > one.shape[0] and many.shape[1] == one.shape[1]
 
 

@@ -65,7 +65,7 @@ def test_none_can_be_written():
         ({"row": [{"memory": "dynamic"}]}, "every row needs a label"),
         ({"row": [{"label": "x"}, {"label": "x"}]}, "two equal rows"),
         ({"row": [{"label": "x", "control": "levels"}]}, "control must be one of 'routed_levels'"),
-        ({"row": [{"label": "x", "match": "y"}]}, "match='y' is not known"),
+        ({"row": [{"label": "x", "match": "y"}]}, "match: 'y' is not known; the nearest is 'x'"),
         ({"row": [{"label": "a"}, {"label": "b", "match": "a"}, {"label": "c", "match": "b"}]}, "itself sized"),
         ({"row": [{"label": "a"}, {"label": "b", "match": "a", "memory": "log_linear"}]}, "match sizes rows of"),
         ({"training": {"step": 3}}, "training: 'step' is not known; the nearest is 'steps'"),

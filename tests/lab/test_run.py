@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from dla import lab
+from dla import cli, lab
 from dla.lab.grid import make_grid
 from dla.lab.measure import matched
-from dla.lab.run import read_results, run, run_grid, sized
+from dla.lab.run import read_results, run_grid, sized
 from dla.lab.trial import Training, Trial, run_trial
 from tests.lab.test_grid import CONTENT
 
@@ -143,7 +143,7 @@ def test_finished_results_survive_a_cut_line(whole, tmp_path):
 def test_a_damaged_line_in_the_middle_is_one_line_of_error(line, whole, tmp_path, capsys):
     _, file = whole
     (tmp_path / "results.jsonl").write_text(f"{line}\n{file.read_text()}")
-    assert run(DEMO, out=tmp_path) == 2
+    assert cli.main(["lab", "run", str(DEMO), "--out", str(tmp_path)]) == 2
     error = capsys.readouterr().err
     assert "line 1, is not a result" in error
     assert len(error.splitlines()) == 1
@@ -178,10 +178,21 @@ def fail(*_):
 def test_workers_that_fail_are_one_line(work, said, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("dla.lab.run._work", work)
     monkeypatch.setattr("dla.lab.run.read_grid", lambda path: small(row=CONTENT["row"][:1]))
-    assert run("grid.toml", out=tmp_path, workers=1) == 2
+    assert cli.main(["lab", "run", "grid.toml", "--out", str(tmp_path), "--workers", "1"]) == 2
     error = capsys.readouterr().err
     assert error.startswith("dla lab run: ") and said in error
     assert len(error.splitlines()) == 1
+
+
+def test_an_interrupt_says_how_to_go_on(tmp_path, capsys, monkeypatch):
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("dla.lab.run._run_all", interrupt)
+    assert cli.main(["lab", "run", str(DEMO), "--out", str(tmp_path)]) == 130
+    file = tmp_path / "results.jsonl"
+    said = f"\ninterrupted with what is finished in {file}; the same command goes on from there\n"
+    assert capsys.readouterr().err == said
 
 
 LONG = """

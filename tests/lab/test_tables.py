@@ -5,7 +5,9 @@ import math
 
 import pytest
 
-from dla.lab.tables import fill, run
+from dla import cli
+from dla.lab import tables
+from dla.lab.report import read
 
 TEXT = """# Study
 
@@ -29,6 +31,14 @@ def line(label, seed, accuracy, other, **more):
         "loss": 1 - accuracy, "training": {"steps": 7}, "diverged": False, "state_bytes": 1234.4,
         "evaluations": [{"task": longer, "accuracy": other, "loss": 1 - other}], **more,
     }  # fmt: skip
+
+
+def fill(text, results):
+    return tables.fill(text, {"recall": read(results / "recall" / "results.jsonl")[0]})
+
+
+def run(document, *options, results):
+    return cli.main(["lab", "tables", str(document), "--results", str(results), *map(str, options)])
 
 
 @pytest.fixture
@@ -79,14 +89,14 @@ def test_columns_with_another_title(results):
 def test_a_document_is_filled_once(results, tmp_path, capsys):
     document = tmp_path / "study.md"
     document.write_text(TEXT.format(more=""))
-    assert run(document, results=results, check=True) == 1
+    assert run(document, "--check", results=results) == 1
     assert run(document, results=results) == 0
-    assert run(document, results=results, check=True) == 0
+    assert run(document, "--check", results=results) == 0
     filled = document.read_text()
     assert run(document, results=results) == 0
     assert document.read_text() == filled
     document.write_text(filled.replace("0.300", "0.301"))
-    assert run(document, results=results, check=True) == 1
+    assert run(document, "--check", results=results) == 1
 
 
 @pytest.mark.parametrize(
@@ -126,15 +136,24 @@ def test_tables_without_results_can_be_left(results, tmp_path, capsys):
     other = TEXT.format(more="").replace('"recall"', '"absent"')
     document.write_text(TEXT.format(more="") + other)
     assert run(document, results=results) == 2
-    assert run(document, results=results, skip_missing=True) == 0
+    assert run(document, "--skip-missing", results=results) == 0
     assert document.read_text().endswith(other) and document.read_text() == fill(TEXT.format(more=""), results) + other
     assert "1 tables in" in (out := capsys.readouterr().out) and "1 left as they were" in out
+
+
+def test_runs_cut_short_are_noted(results, tmp_path, capsys):
+    document, file = tmp_path / "study.md", results / "recall" / "results.jsonl"
+    document.write_text(TEXT.format(more=""))
+    with file.open("a") as lines:
+        lines.write('{"key": "cut')
+    assert run(document, results=results) == 0
+    assert capsys.readouterr().err == f"note: {file}, line 6: a run cut short, left out\n"
 
 
 def test_another_file(results, tmp_path):
     document, other = tmp_path / "study.md", tmp_path / "other.md"
     document.write_text(TEXT.format(more=""))
-    assert run(document, results=results, out=other) == 0
+    assert run(document, "--out", other, results=results) == 0
     assert "old" in document.read_text() and "old" not in other.read_text()
 
 
@@ -152,7 +171,7 @@ def test_pictures_lie_where_the_document_looks_for_them(results, tmp_path, capsy
     document = tmp_path / "docs" / "study.md"
     document.parent.mkdir()
     document.write_text(TEXT.format(more='plot = "images/recall.png"'))
-    assert run(document, results=results, check=True) == 1
+    assert run(document, "--check", results=results) == 1
     picture = document.parent / "images" / "recall.png"
     assert not picture.exists()
     assert run(document, results=results) == 0
@@ -160,7 +179,7 @@ def test_pictures_lie_where_the_document_looks_for_them(results, tmp_path, capsy
     assert picture.read_bytes().startswith(b"\x89PNG")
     elsewhere = tmp_path / "out" / "study.md"
     elsewhere.parent.mkdir()
-    assert run(document, results=results, out=elsewhere) == 0
+    assert run(document, "--out", elsewhere, results=results) == 0
     assert (elsewhere.parent / "images" / "recall.png").read_bytes() == picture.read_bytes()
 
 

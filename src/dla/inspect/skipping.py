@@ -13,7 +13,6 @@ import torch
 from torch import Tensor, nn
 
 from dla.inspect.observe import watch
-from dla.layers.call import Call
 from dla.layers.memory import DynamicMemory, Operands
 from dla.ops import dynamic_linear_attention
 from dla.ops.rules import SlotOrder
@@ -36,12 +35,7 @@ class Skipped:
 def skipping(model: nn.Module, ids: Tensor, tolerances: Sequence[float]) -> list[Skipped]:
     """Of the sequences ids [B, T], each from its start, token by token."""
     found: list[Tensor] = []
-
-    def look(memory: DynamicMemory, x: Tensor, made: Operands, call: Call) -> None:
-        assert call.packing.cu_seqlens is None
-        found.append(reads(memory, x, made, tolerances))
-
-    with watch(model, look):
+    with watch(model, lambda memory, x, made, call: found.append(reads(memory, x, made, tolerances))):
         model(ids, use_cache=False, logits_to_keep=1)
     if not found:
         raise ValueError("the model has no dynamic memory")
@@ -55,23 +49,20 @@ def skipping(model: nn.Module, ids: Tensor, tolerances: Sequence[float]) -> list
 
 def reads(memory: DynamicMemory, x: Tensor, made: Operands, tolerances: Sequence[float]) -> Tensor:
     """[tolerances, 6] the number of reads, and sums over them: live, read, |change|^2, |bound|^2, |output|^2."""
-    lam = memory.slots(x)
-    route = memory.route(x)
+    lam, route = memory.slots(x), memory.route(x)
+    operands = {**vars(made), "lam": lam, "route": None if route is None else route.expand(lam.shape[:3])}
+    tensors = {name: z for name, z in operands.items() if isinstance(z, Tensor)}  # [B, T, ...]
     sums = torch.zeros(len(tolerances), 6, dtype=torch.float64)
     state: DynamicState | None = None
     for t in range(x.shape[1]):
-        now: dict[str, Any] = {
-            name: z if z is None or isinstance(z, float) else z[:, t : t + 1].contiguous()
-            for name, z in vars(made).items()
-        }
+        now: dict[str, Any] = {name: z[:, t : t + 1].contiguous() for name, z in tensors.items()}
         _, state = dynamic_linear_attention(
-            **now, lam=lam[:, t : t + 1], **memory.rules, slot_order=memory.slot_order, route=_at(route, t),
+            **now, **memory.rules, slot_order=memory.slot_order, scale=made.scale,
             initial_state=state, inplace=state is not None, output_final_state=True,
         )  # fmt: skip
         assert state is not None
-        parts, limits, live = contributions(
-            state, now["q"][:, 0], lam[:, t], _at(route, t), memory.slot_order, made.scale
-        )
+        q, lam, route = now["q"][:, 0], now["lam"][:, 0], now["route"][:, 0] if "route" in now else None
+        parts, limits, live = contributions(state, q, lam, route, memory.slot_order, made.scale)
         order = limits.sort(-1)
         for i, tolerance in enumerate(tolerances):
             dropped = order.values.cumsum(-1) <= tolerance * limits.sum(-1, keepdim=True)
@@ -84,19 +75,15 @@ def reads(memory: DynamicMemory, x: Tensor, made: Operands, tolerances: Sequence
     return sums
 
 
-def _at(route: Tensor | None, t: int) -> Tensor | None:
-    """The sharpness of one step, [heads] or [B, 1, heads]."""
-    return route if route is None or route.dim() == 1 else route[:, t : t + 1]
-
-
 def contributions(
     state: DynamicState, q: Tensor, lam: Tensor, route: Tensor | None, slot_order: SlotOrder, scale: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """What each state adds to a read [N, H, K, dv], the bound on its norm [N, H, K], and which states live."""
+    """What each state adds to a read [N, H, K, dv], the bound on its norm [N, H, K], and which states live.
+
+    q [N, Hk, dk], lam [N, H, slots] and the sharpness route [N, H] of the token that reads.
+    """
     matrices, heads = state.dense(), lam.shape[1]
     q = q.repeat_interleave(heads // q.shape[1], 1).to(matrices.dtype)  # [N, H, dk]
-    if route is not None:
-        route = route.expand(lam.shape[:2]) if route.dim() == 1 else route[:, 0]
     live = torch.arange(matrices.shape[2], device=q.device) < state.size[..., None]
     weight = read_weights(lam, state.size, slot_order, q, state.keys, route, matrices.shape[2]) * live
     parts = scale * weight[..., None] * torch.einsum("nhd,nhkde->nhke", q, matrices)

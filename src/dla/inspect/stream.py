@@ -1,84 +1,123 @@
 """`dla inspect stream`: the operator at work on a synthetic stream with planted changes."""
 
-import json
 import time
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from dla.inspect.figures import describe
-from dla.inspect.segmentation import Partition, draw, partition, token_states
+from dla.inspect.pictures import draw_partitions
 from dla.inspect.streams import Stream, correlated
-from dla.inspect.theory import fenwick_blocks, fixed_blocks
+from dla.inspect.theory import block_heterogeneity, fenwick_blocks, fixed_blocks
 from dla.ops import Segmentation, segment
 from dla.ops.rules import MERGES
+from dla.report import table
+from dla.report.found import Found
+from dla.report.plots import NO_PICTURE
 
 LENGTH, HEADS, DK, DV = 2048, 4, 16, 16
 CAPACITY, TAU = 30, 0.6
 
-CAVEAT = (
-    "The bound of Theorem 1 (for a query of norm 1) measures how mixed the tokens inside a state are. It is not an\n"
-    "error of the operator: a state is the sum of its tokens, and reading a sum is exact."
-)
+TEXT = """\
+A stream of {length} tokens in {segments} planted segments, {heads} heads, dk = {dk}, dv = {dv}, seed {seed}.
+A token whose score reaches τ = {tau} opens a state; with {capacity} states alive, the merge rule first joins
+two neighbours.
+
+What is kept at the end (over all heads):
+
+{partitions}
+
+The bound of Theorem 1 (for a query of norm 1) measures how mixed the tokens inside a state are. It is not an
+error of the operator: a state is the sum of its tokens, and reading a sum is exact.
+W: how many dense states a read touches, counting a state of few tokens as its tokens.
+
+One run of each operator on this machine, the first call included:
+
+{operators}
+
+{picture}"""
 
 
-def run(out: Path, *, as_json: bool = False, seed: int = 0) -> int:
-    """Show what the memory keeps of a stream under each merge rule; the exit code."""
+@dataclass(frozen=True)
+class Partition:
+    """A stream cut into contiguous blocks."""
+
+    name: str
+    spans: list[tuple[int, int]]  # (start, end) of each block, end exclusive
+    bound: float  # Theorem 1 for a query of norm 1
+    spread: list[float]  # per block: mean squared distance of its tokens from their mean; 1 = the whole stream's
+
+
+def run(out: Path, *, seed: int = 0) -> Found:
+    """What the memory keeps of a stream under each merge rule; a picture of it goes to the folder ``out``."""
     # No decay and no delta step: what a token contributes is then k vᵀ throughout, as the theorem has it.
     stream = replace(correlated(seed, length=LENGTH, heads=HEADS, dk=DK, dv=DV, lam_width=CAPACITY), g=None)
-    segmentations: dict[str, Segmentation] = {
+    rules: dict[str, Segmentation] = {
         rule: segment(stream.k, stream.v, tau=TAU, capacity=CAPACITY, merge=rule) for rule in MERGES
     }
-    heads = [partitions(stream, segmentations, head) for head in range(HEADS)]
-    sizes = {"seed": seed, "length": LENGTH, "heads": HEADS, "dk": DK, "dv": DV}
+    heads = [list(partitions(stream, rules, head)) for head in range(HEADS)]
+    sizes = {"seed": seed, "length": LENGTH, "heads": HEADS, "dk": DK, "dv": DV, "segments": int(stream.changes.sum())}
     figures: dict[str, Any] = {
-        "stream": {**sizes, "segments": int(stream.changes.sum())},
+        "stream": sizes,
         "tau": TAU,
         "capacity": CAPACITY,
-        "partitions": [summary(rows, segmentations) for rows in zip(*heads, strict=True)],
+        "partitions": [summary(rows, rules) for rows in zip(*heads, strict=True)],
         "operators": time_operators(stream),
         "picture": None,
     }
-    path = out / "segmentation.png"
-    first = segmentations["density"]
+    first, path = rules["density"], out / "segmentation.png"
     try:
-        draw(path, heads[0], first.score[0, :, 0], first.boundary[0, :, 0], stream.changes[0], TAU)
+        drawn = draw_partitions(heads[0], first.score[0, :, 0], first.boundary[0, :, 0], stream.changes[0], TAU)
+        out.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(drawn)
         figures["picture"] = str(path)
     except ImportError:
-        figures["note"] = "matplotlib is not installed, so no picture was drawn: pip install matplotlib"
-    print(json.dumps(figures, indent=2) if as_json else render(figures))
-    return 0
+        figures["note"] = NO_PICTURE
+    shapes = [{**row, "output": "×".join(map(str, row["output"]))} for row in figures["operators"]]
+    tables = {"partitions": table(figures["partitions"]), "operators": table(shapes)}
+    picture = figures.get("note", f"Picture: {path}")
+    return Found(TEXT.format(**sizes, tau=TAU, capacity=CAPACITY, **tables, picture=picture), figures)
 
 
-def partitions(stream: Stream, segmentations: dict[str, Segmentation], head: int) -> list[Partition]:
+def partitions(stream: Stream, rules: dict[str, Segmentation], head: int) -> Iterator[Partition]:
     """What each rule kept of one head's stream, beside partitions that do not look at the content."""
-    u = token_states(stream.k[0, :, head].double(), stream.v[0, :, head].double())
+    k, v = stream.k[0, :, head].double(), stream.v[0, :, head].double()
+    u = torch.einsum("tk,tv->tkv", k, v).flatten(1)  # [T, dk·dv] what each token writes
+    for rule, segmentation in rules.items():
+        yield partition(rule, u, [end - start for start, end in segmentation.spans(0, head)])
     fenwick = fenwick_blocks(LENGTH)
-    rows = []
-    for rule, segmentation in segmentations.items():
-        rows.append(partition(rule, u, [end - start for start, end in segmentation.spans(0, head)]))
-    rows.append(partition("fixed blocks", u, fixed_blocks(LENGTH, CAPACITY)))
-    rows.append(partition("Fenwick (Log-Linear)", u, fenwick))
-    rows.append(partition("fixed, as many as Fenwick", u, fixed_blocks(LENGTH, len(fenwick))))
-    return rows
+    yield partition("fixed blocks", u, fixed_blocks(LENGTH, CAPACITY))
+    yield partition("Fenwick (Log-Linear)", u, fenwick)
+    yield partition("fixed, as many as Fenwick", u, fixed_blocks(LENGTH, len(fenwick)))
 
 
-def summary(heads: tuple[Partition, ...], segmentations: dict[str, Segmentation]) -> dict[str, Any]:
+def partition(name: str, u: Tensor, blocks: Sequence[int]) -> Partition:
+    """The figures of a partition of the contributions u [T, d] into blocks of the given lengths."""
+    within, lengths = block_heterogeneity(u, blocks), torch.tensor(blocks)
+    bound = (lengths * within).sqrt().sum()  # of Theorem 1: it depends on the query's norm alone
+    whole = block_heterogeneity(u, [len(u)]) / len(u)
+    spread = within / lengths / whole.clamp_min(torch.finfo(torch.float64).tiny)
+    spans = [(end - n, end) for end, n in zip(accumulate(blocks), blocks, strict=True)]
+    return Partition(name, spans, bound.item(), spread.tolist())
+
+
+def summary(heads: tuple[Partition, ...], rules: dict[str, Segmentation]) -> dict[str, Any]:
     """One row of the table: a partition, its figures taken over all heads."""
     name = heads[0].name
-    counts = torch.tensor([n for p in heads for n in p.blocks], dtype=torch.float64)
+    counts = torch.tensor([end - start for p in heads for start, end in p.spans], dtype=torch.float64)
     quartiles = counts.quantile(torch.tensor([0.25, 0.5, 0.75], dtype=torch.float64)).tolist()
-    figures = describe(segmentations[name], DK, DV) if name in segmentations else {}
+    figures = describe(rules[name], DK, DV) if name in rules else {}
     return {
         "partition": name,
         "boundary rate": figures.get("boundary_rate"),
         "states": len(counts) / len(heads),
         "tokens: min": int(counts.min()),
-        "25%": quartiles[0],
-        "50%": quartiles[1],
-        "75%": quartiles[2],
+        **dict(zip(("25%", "50%", "75%"), quartiles, strict=True)),
         "max": int(counts.max()),
         "W": figures.get("W"),
         "bound": sum(p.bound for p in heads) / len(heads),
@@ -95,32 +134,3 @@ def time_operators(stream: Stream) -> list[dict[str, Any]]:
         seconds = time.perf_counter() - start
         rows.append({"operator": name, "output": list(output.shape), "seconds": seconds, "state bytes": state.nbytes})
     return rows
-
-
-def render(figures: dict[str, Any]) -> str:
-    """The figures as text."""
-    from dla.report import table
-
-    stream = figures["stream"]
-    shapes = [{**row, "output": "×".join(map(str, row["output"]))} for row in figures["operators"]]
-    return "\n".join(
-        [
-            f"A stream of {stream['length']} tokens in {stream['segments']} planted segments, {stream['heads']} heads, "
-            f"dk = {stream['dk']}, dv = {stream['dv']}, seed {stream['seed']}.",
-            f"A token whose score reaches τ = {figures['tau']} opens a state; with {figures['capacity']} states alive, "
-            "the merge rule first joins two neighbours.",
-            "",
-            "What is kept at the end (over all heads):",
-            "",
-            table(figures["partitions"]),
-            "",
-            CAVEAT,
-            "W: how many dense states a read touches, counting a state of few tokens as its tokens.",
-            "",
-            "One run of each operator on this machine, the first call included:",
-            "",
-            table(shapes),
-            "",
-            f"Picture: {figures['picture']}" if figures["picture"] else figures["note"],
-        ]
-    )

@@ -144,23 +144,18 @@ def with_steps(s: Stream) -> Stream:
 @torch.no_grad()
 def captured(folder: str | None, text: Path | None, length: int) -> Stream:
     """What a layer in the middle of a trained model gives its memory while it reads a text (bytes are its tokens)."""
+    from dla.inspect.observe import watch
     from dla.models import DLAForCausalLM
 
     if folder is None or text is None:
         raise ValueError("the stream captured needs a model and a text: --model FOLDER --text FILE")
     model = DLAForCausalLM.from_pretrained(folder).eval()
-    found: dict[str, Any] = {}
-    memory = model.model.layers[len(model.model.layers) // 2].mixer.memory
-
-    def keep(module: Any, args: tuple[Any, ...]) -> None:
-        found.update(made=args[1], lam=module.slots(args[0]))
-
     ids = torch.tensor([list(text.read_bytes()[:length])])
-    with memory.register_forward_pre_hook(keep):
+    found: list[tuple[Any, Tensor]] = []
+    with watch(model, lambda memory, x, made, call: found.append((made, memory.slots(x)))):
         model(ids, use_cache=False, logits_to_keep=1)
-    made = found["made"]
-    changes = torch.zeros(ids.shape, dtype=torch.bool)
-    return Stream(made.q, made.k, made.v, found["lam"], made.g, made.beta, changes)
+    made, lam = found[len(found) // 2]
+    return Stream(made.q, made.k, made.v, lam, made.g, made.beta, torch.zeros(ids.shape, dtype=torch.bool))
 
 
 def _check_sizes(**sizes: int) -> None:

@@ -14,6 +14,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from dla.typed import Count, convert
+
 
 def deviation_bound(
     u: Tensor, blocks: Sequence[int] | Tensor, q: Tensor, representatives: Tensor | None = None
@@ -29,7 +31,10 @@ def deviation_bound(
     Returns:
         (bound, deviation), two scalars: the right side, and |y(q) − ỹ(q)| itself.
     """
-    lengths = _check(u, blocks, q, representatives)
+    lengths = _check_blocks(u, blocks)
+    _check_shape("q", q, "[d]", (u.shape[1],))
+    if representatives is not None:
+        _check_shape("representatives", representatives, "[blocks, d]", (len(lengths), u.shape[1]))
     q = q.detach().double()
     residual, heterogeneity = _residuals(u, lengths, representatives)
     bound = q.norm() * (lengths.double() * heterogeneity).sqrt().sum()
@@ -39,7 +44,7 @@ def deviation_bound(
 
 def block_heterogeneity(u: Tensor, blocks: Sequence[int] | Tensor) -> Tensor:
     """Σ_{t∈C_i} ‖u_t − mean_i‖² of each block. u [T, d] -> [blocks], float64."""
-    return _residuals(u, _check_blocks(blocks, _check_contributions(u), u.device))[1]
+    return _residuals(u, _check_blocks(u, blocks))[1]
 
 
 def _residuals(u: Tensor, lengths: Tensor, representatives: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -60,60 +65,39 @@ def fenwick_blocks(length: int) -> list[int]:
     Token s is on level bit_length(t XOR s) seen from t = length − 1: one block of 2^i tokens for every set bit i of t,
     largest and oldest first, then the last token alone.
     """
-    _check_positive("length", length)
-    last = length - 1
+    last = convert("length", length, Count) - 1
     return [1 << bit for bit in reversed(range(last.bit_length())) if last >> bit & 1] + [1]
 
 
 def fixed_blocks(length: int, n_blocks: int) -> list[int]:
     """Lengths of n_blocks contiguous blocks of `length` tokens, as equal as can be (they differ by at most one)."""
-    _check_positive("length", length)
-    _check_positive("n_blocks", n_blocks)
+    convert("length", length, Count)
+    convert("n_blocks", n_blocks, Count)
     if n_blocks > length:
         raise ValueError(f"n_blocks must be at most length ({length}), so that no block is empty, got {n_blocks}")
     size, longer = divmod(length, n_blocks)
     return [size + 1] * longer + [size] * (n_blocks - longer)
 
 
-def _check(u: Tensor, blocks: Sequence[int] | Tensor, q: Tensor, representatives: Tensor | None) -> Tensor:
-    """Refuse what does not fit together; the block lengths as an int64 tensor."""
-    length = _check_contributions(u)
-    width = u.shape[1]
-    lengths = _check_blocks(blocks, length, u.device)
-    if not isinstance(q, Tensor) or q.shape != (width,):
-        raise ValueError(f"q must be a tensor [d] = [{width}], as u is [T, d] = {list(u.shape)}, got {_describe(q)}")
-    if representatives is not None and (
-        not isinstance(representatives, Tensor) or representatives.shape != (len(lengths), width)
-    ):
-        raise ValueError(
-            f"representatives must be None or a tensor [blocks, d] = [{len(lengths)}, {width}]; "
-            f"got {_describe(representatives)}"
-        )
-    return lengths
-
-
-def _check_contributions(u: Tensor) -> int:
+def _check_blocks(u: Tensor, blocks: Sequence[int] | Tensor) -> Tensor:
+    """Refuse contributions and lengths of blocks that do not fit together; the lengths as an int64 tensor."""
     if not isinstance(u, Tensor) or u.ndim != 2 or u.is_complex():
         raise ValueError(f"u must be a real tensor [T, d], got {_describe(u)}")
-    return u.shape[0]
-
-
-def _check_blocks(blocks: Sequence[int] | Tensor, length: int, device: torch.device) -> Tensor:
     if isinstance(blocks, Tensor) and (blocks.ndim != 1 or blocks.is_floating_point()):
         raise ValueError(f"blocks must be a sequence of integers or a 1-d integer tensor, got {_describe(blocks)}")
-    lengths = [int(n) for n in (blocks.tolist() if isinstance(blocks, Tensor) else blocks)]
+    lengths = [int(n) for n in blocks]
     if any(n != given for n, given in zip(lengths, blocks, strict=True)):
         raise ValueError(f"blocks must be whole numbers, got {list(blocks)}")
     if any(n < 1 for n in lengths):
         raise ValueError(f"blocks must all be at least 1, got {min(lengths)} at index {lengths.index(min(lengths))}")
-    if sum(lengths) != length:
-        raise ValueError(f"blocks must sum to T = {length}, the length of u, they sum to {sum(lengths)}")
-    return torch.tensor(lengths, dtype=torch.int64, device=device)
+    if sum(lengths) != len(u):
+        raise ValueError(f"blocks must sum to T = {len(u)}, the length of u, they sum to {sum(lengths)}")
+    return torch.tensor(lengths, dtype=torch.int64, device=u.device)
 
 
-def _check_positive(name: str, value: int) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise ValueError(f"{name} must be an integer of at least 1, got {value!r}")
+def _check_shape(name: str, value: object, dims: str, shape: tuple[int, ...]) -> None:
+    if not isinstance(value, Tensor) or value.shape != shape:
+        raise ValueError(f"{name} must be a tensor {dims} = {list(shape)}, got {_describe(value)}")
 
 
 def _describe(value: object) -> str:

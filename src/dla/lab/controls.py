@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dla.lab.pairs import pairs
+from dla.lab.pairs import of_every_head, read
 from dla.lab.probe import replace_memories, use_probe
 from dla.layers.call import Call
 from dla.layers.memory import SHARPNESS, LogLinearMemory, Operands, inverse_softplus
@@ -28,10 +28,8 @@ class RoutedLevels(LogLinearMemory):
         self.sharpness = torch.nn.Parameter(torch.full((heads,), inverse_softplus(SHARPNESS)))
 
     def attend(self, x: Tensor, made: Operands, call: Call) -> tuple[Tensor, State | None]:
-        if call.past is not None or call.packing.lengths is not None:
-            raise ValueError("routed levels are a control for training on whole sequences: no cache, no packing")
-        heads, time = made.v.shape[2], made.v.shape[1]
-        q, k = (z.transpose(1, 2).repeat_interleave(heads // z.shape[2], 1) for z in (made.q, made.k))  # [B, H, T, dk]
+        q, k = of_every_head(made, call)
+        time = q.shape[2]
         level = levels(time, x.device).clamp_max(self.slots.L.shape[1] - 1)
         width = int(level.max()) + 1
         past_of = torch.ones(time, time, device=x.device, dtype=k.dtype).tril()
@@ -40,9 +38,7 @@ class RoutedLevels(LogLinearMemory):
         route = F.softplus(self.sharpness)[:, None, None]
         fit = torch.exp(route * (torch.einsum("bhtd,bhtld->bhtl", direction(q), direction(sums)) - 1))
         weight = self.slots(x).transpose(1, 2)[..., :width] * fit  # [B, H, T, levels]
-        weight = weight.gather(-1, level.expand(*weight.shape[:2], time, time))
-        v = made.v.transpose(1, 2)
-        return made.scale * ((pairs(q, k, made) * weight) @ v).transpose(1, 2), None
+        return read(q, k, made, weight.gather(-1, level.expand(*weight.shape[:2], time, time))), None
 
 
 def levels(time: int, device: torch.device) -> Tensor:

@@ -20,7 +20,7 @@ MARGIN = 0.75  # of the title and the axis
 @dataclass(frozen=True)
 class Panel:
     title: str
-    values: Mapping[str, Sequence[float]]  # of every row's seeds
+    values: Mapping[str, Mapping[int, float]]  # of every row by seed
     chance: float | None = None
 
 
@@ -54,9 +54,8 @@ def labels(rows: Sequence[str]) -> list[str]:
 
 def _draw(ax: Axes, rows: Sequence[str], panel: Panel) -> None:
     for y, row in enumerate(rows):
-        values = panel.values.get(row, ())
-        found = estimate(values)
-        if found is None:
+        values = [*panel.values.get(row, {}).values()]
+        if (found := estimate(values)) is None:
             continue
         ax.scatter(values, [y] * len(values), s=11, color=INK, linewidths=0, zorder=3)
         ax.errorbar(found.mean, y, xerr=found.half, color=COLOURS[0], ecolor=COLOURS[0] + "55", marker="|",

@@ -1,33 +1,8 @@
-"""Grids of experiments in TOML files.
-
-name = "recall"
-seeds = [0, 1, 2]
-
-[training]            # of every row; see `Training`
-steps = 1000
-
-[model]               # of every row; options of DLAConfig
-backbone = "mamba2"
-hidden_size = 64
-
-[[task]]              # every task is run with every row and seed
-name = "recall"
-pairs = 16
-evaluations = [{ length = 384 }]
-
-[[row]]
-label = "DLA"
-memory = "dynamic"
-tau = [0.4, 0.6]      # a list makes one row for each of its values
-
-[[row]]
-label = "single, as large"
-match = "DLA tau=0.6" # a row of single states or softmax, sized to the memory that row had alive on average
-training = { lr = [3e-3, 1e-2] }
-"""
+"""Grids of experiments in TOML files: every row with every task and every seed. docs/lab.md has an example."""
 
 import itertools
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from copy import deepcopy
 from dataclasses import dataclass, field, fields
@@ -42,7 +17,7 @@ from dla.lab.controls import control
 from dla.lab.measure import matched
 from dla.lab.trial import Training, Trial
 from dla.models import DLAConfig, DLAForCausalLM
-from dla.names import check_known, nearest
+from dla.names import check_known
 from dla.typed import NONE, SOME, TABLE, Limit, Seed, Table, Text, convert, hints
 
 NAME = Limit(
@@ -103,38 +78,34 @@ def make_grid(content: dict[str, Any]) -> Grid:
     asked: Content = convert("", content, Content)
     for i, row in enumerate(asked.row):
         convert(f"row[{i}].label", row.get("label", ""), str)
-    rows = list(itertools.chain.from_iterable(map(_spread, asked.row)))
+    rows = [made for row in asked.row for made in _spread(row)]
     trials = [_trial(asked, task, row, seed) for task in asked.task for row in rows for seed in asked.seeds]
     _check_labels(trials)
-    for trial in trials:
+    for trial in trials:  # what cannot be is refused
+        config = trial.config()
         if trial.control is not None:
             _try_control(trial)
-        if trial.match is None:
-            trial.config()  # refuses what cannot be
-        else:
-            matched(trial.config(), 1024, trial.tasks()[0].length)  # refuses rows that cannot be sized
+        if trial.match is not None:
+            matched(config, 1024, trial.tasks()[0].length)
     return Grid(asked.name, tuple(trials))
 
 
 def _spread(row: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """A row for each combination of the values of its lists, also of those in its tables."""
-    axes: list[tuple[tuple[str, ...], list[Any]]] = [
-        ((name,), value) for name, value in row.items() if isinstance(value, list) and name not in LISTS
-    ]
-    for table in TABLES:
-        inner = row.get(table)
-        if isinstance(inner, dict):
-            axes += [((table, name), value) for name, value in inner.items() if isinstance(value, list)]
-    for path, value in axes:
+    tables = {"": row, **{name: row[name] for name in TABLES if isinstance(row.get(name), dict)}}
+    axes = [(table, name, value) for table, items in tables.items() for name, value in items.items()
+            if isinstance(value, list) and (table or name not in LISTS)]  # fmt: skip
+    label = row.get("label", "")
+    for table, name, value in axes:
         if not value:
-            raise ValueError(f"{'.'.join(path)} of row {row.get('label', '')!r} is an empty list, which makes no row")
-    for values in itertools.product(*(value for _, value in axes)):
-        made = deepcopy(row)
-        label = row.get("label", "")
-        for (path, _), value in zip(axes, values, strict=True):
-            (made if len(path) == 1 else made[path[0]])[path[-1]] = value
-            label += f" {path[-1]}={value}"
-        made["label"] = label.strip()
+            where = f"{table}.{name}" if table else name
+            raise ValueError(f"{where} of row {label!r} is an empty list, which makes no row")
+    for values in itertools.product(*(value for _, _, value in axes)):
+        made, words = deepcopy(row), [label]
+        for (table, name, _), value in zip(axes, values, strict=True):
+            (made[table] if table else made)[name] = value
+            words.append(f"{name}={value}")
+        made["label"] = " ".join(words).strip()
         convert(f"row {made['label']!r}", made, RowTable)
         yield made
 
@@ -179,15 +150,11 @@ def _trial(asked: Content, task: TaskTable, row: dict[str, Any], seed: int) -> T
 
 
 def _check_labels(trials: Iterable[Trial]) -> None:
-    labels = {trial.label: trial for trial in trials}
-    seen: set[str] = set()
+    labels, keys = {trial.label: trial for trial in trials}, Counter(trial.key for trial in trials)
     for trial in trials:
-        if trial.key in seen:
+        if keys[trial.key] > 1:
             raise ValueError(f"label {trial.label!r} stands for two equal rows")
-        seen.add(trial.key)
         if trial.match is not None:
-            if trial.match not in labels:
-                near = nearest(trial.match, labels)
-                raise ValueError(f"row {trial.label!r}: match={trial.match!r} is not known; the nearest is {near!r}")
+            check_known(f"row {trial.label!r}: match", [trial.match], labels)
             if labels[trial.match].match is not None:
                 raise ValueError(f"row {trial.label!r}: match={trial.match!r} is itself sized to another row")

@@ -43,8 +43,7 @@ def memory_figures(model: DLAForCausalLM, ids: Tensor) -> dict[str, Any]:
 def skipping_figures(model: DLAForCausalLM, ids: Tensor) -> dict[str, float]:
     """How many states a read needs if negligible ones are left out, and what that changes (`dla.inspect.skipping`)."""
     found = skipping(model, ids, TOLERANCES)
-    parts = [(f"{x.tolerance:g}", x) for x in found]
-    return {f"{name}_at_{text}": getattr(x, name) for text, x in parts for name in ("read", "error", "bound")}
+    return {f"{name}_at_{x.tolerance:g}": getattr(x, name) for x in found for name in ("read", "error", "bound")}
 
 
 def matched(config: DLAConfig, state_bytes: float, time: int) -> dict[str, int]:
@@ -72,12 +71,8 @@ def _row_bytes(config: DLAConfig, memory: str | None) -> float:
 
 
 def _rows(config: DLAConfig, memory: str | None, time: int) -> tuple[float, float]:
-    """States (or tokens) that live after a token, mean over the tokens, and those allocated at the end."""
-    if memory == "single":
-        return 1, 1
+    """States (or tokens) that live after a token, at most, mean over the tokens, and those allocated at the end."""
     if memory == "log_linear":
         return sum(t.bit_count() for t in range(1, time + 1)) / time, time.bit_length()
-    if memory == "dynamic":
-        return 0, time if config.capacity is None else config.capacity
-    window = config.window or time
-    return sum(min(t, window) for t in range(1, time + 1)) / time, min(time, window)
+    most = {"single": 1, "dynamic": config.capacity, None: config.window}[memory] or time
+    return sum(min(t, most) for t in range(1, time + 1)) / time, most if memory == "dynamic" else min(time, most)

@@ -32,13 +32,8 @@ class Curve:
 
 def draw(task: TaskSummary, style: Mapping[str, Style]) -> list[Picture]:
     """The plots that there are figures for. Raises ImportError without matplotlib."""
-    import matplotlib  # noqa: F401  -- whether or not there is anything to draw
-
     pictures = [_bytes_plot(task, style), _curves_plot(task, style), _length_plot(task, style)]
     return [picture for picture in pictures if picture is not None]
-
-
-# Accuracy against state bytes.
 
 
 def _bytes_plot(task: TaskSummary, style: Mapping[str, Style]) -> Picture | None:
@@ -65,9 +60,6 @@ def _bytes_plot(task: TaskSummary, style: Mapping[str, Style]) -> Picture | None
     caption += f" Without state bytes and so not shown: {', '.join(absent)}." if absent else ""
     told = (f"{one.name} {accuracy.mean:.3f} at {bytes_text(size)}" for one, size, accuracy in rows)
     return Picture(caption, f"Accuracy against state bytes. {'; '.join(told)}", drawn)
-
-
-# Learning curves.
 
 
 def _curves_plot(task: TaskSummary, style: Mapping[str, Style]) -> Picture | None:
@@ -104,11 +96,11 @@ def _loss_axis(ax: Axes, loss: Mapping[str, Curve]) -> None:
     from matplotlib.ticker import LogLocator
 
     ax.set_ylabel("loss")
-    if any(curve.low.min() <= 0 for curve in loss.values()):
+    ends = [end for curve in loss.values() for end in (curve.low.min(), curve.high.max())]
+    if not ends or min(ends) <= 0:
         return
     ax.set_yscale("log", subs=[])
-    lowest, highest = min(c.low.min() for c in loss.values()), max(c.high.max() for c in loss.values())
-    wide = highest > 100 * lowest  # over many decades only whole powers of ten have room
+    wide = max(ends) > 100 * min(ends)  # over many decades only whole powers of ten have room
     ax.yaxis.set_major_locator(LogLocator(subs=(1,) if wide else (1, 2, 5), numticks=5 if wide else 8))
     ax.yaxis.set_major_formatter("{x:g}")
 
@@ -129,9 +121,6 @@ def learning_curve(one: Contender, column: int) -> Curve | None:
         return None
     values = np.stack([np.interp(steps, *curve) for curve in curves])  # [seeds, steps]
     return Curve(steps, values.mean(0), values.min(0), values.max(0))
-
-
-# Accuracy by evaluation length.
 
 
 def _length_plot(task: TaskSummary, style: Mapping[str, Style]) -> Picture | None:

@@ -4,14 +4,14 @@
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dla.lab.pairs import decayed, pairs, written
+from dla.lab.pairs import of_every_head, read
 from dla.layers.call import Call
 from dla.layers.memory import DynamicMemory, FactoredSlotWeights, Memory, Operands
 from dla.layers.mixer import LinearMixer
@@ -20,7 +20,7 @@ from dla.names import check_known
 from dla.ops import Segmentation, segment
 from dla.ops.state import State
 from dla.ops.weights import direction
-from dla.typed import Share, check_fields
+from dla.typed import Share, check_fields, convert
 
 FEATURES = ("count", "density", "age")
 RATE_STEP = 0.01  # how fast tau follows the boundary rate
@@ -76,12 +76,9 @@ class ProbedMemory(DynamicMemory):
         self.tau = nn.Parameter(torch.full((heads,), float(self.rules["tau"])), requires_grad=probe.learned_tau)
 
     def attend(self, x: Tensor, made: Operands, call: Call) -> tuple[Tensor, State | None]:
-        if call.past is not None or call.packing.lengths is not None:
-            raise ValueError("a probe is a control for training on whole sequences: no cache, no packing")
+        q, k = of_every_head(made, call)
         if self.soft and self.probe.erase == "own":
             raise ValueError('erase="own" needs the hard gate')
-        heads = made.v.shape[2]
-        q, k = (z.transpose(1, 2).repeat_interleave(heads // z.shape[2], 1) for z in (made.q, made.k))  # [B, H, T, dk]
         decided = self.decide(made)
         boundary, death = decided.boundary.transpose(1, 2), decided.death.transpose(1, 2)
         now = torch.arange(boundary.shape[-1], device=x.device)
@@ -94,12 +91,9 @@ class ProbedMemory(DynamicMemory):
         count.scatter_add_(-1, item, lower.long().expand_as(item))
         weight = self.weights(x, q, k, made, decided, count, last)
         weight = self.mixed(weight, item, decided) if self.soft else weight.gather(-1, item)
-        if self.probe.erase == "all":
-            return made.scale * ((pairs(q, k, made) * weight) @ made.v.transpose(1, 2)).transpose(1, 2), None
-        scores, decay = decayed(q, k, made)
         opened = boundary.long().cumsum(-1)
-        together = opened[..., :, None] == opened[..., None, :]
-        return made.scale * ((scores * weight) @ written(k, made, decay, together)).transpose(1, 2), None
+        together = None if self.probe.erase == "all" else opened[..., :, None] == opened[..., None, :]
+        return read(q, k, made, weight, together), None
 
     def mixed(self, weight: Tensor, item: Tensor, decided: Segmentation) -> Tensor:
         """[B, H, T, T] the weight of token s in a read at t: partly of the state before s, partly of the next one."""
@@ -184,8 +178,7 @@ def _at(prefix: Tensor, end: Tensor) -> Tensor:
 
 def use_probe(model: DLAForCausalLM, **options: Any) -> None:
     """Replace every dynamic memory of a model by a probed one."""
-    check_known("control", options, [f.name for f in fields(Probe)])
-    probe = Probe(**options)
+    probe = convert("", options, Probe)
     replace_memories(model, DynamicMemory, lambda memory: ProbedMemory(memory, probe, model.config.hidden_size))
 
 

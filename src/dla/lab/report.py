@@ -1,14 +1,12 @@
 """`dla lab report`: the results of experiments as tables, in Markdown and as a page with plots."""
 
 import json
-import sys
-import warnings
 from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from dla.lab.check import REQUIRED, check_run
+from dla.lab.check import RunFields, check_run
 from dla.lab.plots import draw
 from dla.lab.statistics import (
     Contender,
@@ -23,13 +21,12 @@ from dla.lab.statistics import (
     summarise,
     value_text,
 )
-from dla.report import Cell, Head, Row, Table, escape_markdown, is_number, jsonl
-from dla.report.page import Fold, Picture, Section, page
+from dla.report import Cell, Head, Row, Table, escape_markdown, jsonl
+from dla.report.found import Found
+from dla.report.page import Fold, Picture, Section, render
 from dla.report.plots import NO_MATPLOTLIB, styles
 from dla.report.tables import MEASURED
 from dla.report.words import DASH, duration, few_digits, how_many
-
-__all__ = ["load", "summarise", "write_report", "Contender", "Estimate", "Result", "Summary", "TaskSummary"]
 
 MOST_STARTS = 1000  # places of a damaged line at which a run is looked for
 NO_PLOTS = f"matplotlib is not installed, so the page has no plots: {NO_MATPLOTLIB}"
@@ -43,34 +40,20 @@ LEGEND = (
 )
 
 
-def run(results: Path, *, out: Path | None = None, baseline: str | None = None, as_json: bool = False) -> int:
-    """Write the report of a results file to the folder `out` (None: that of the file) and print it; the exit code."""
-    try:
-        runs, notes = read(results)
-        summary = summarise(runs, baseline)
-        path, missing = _write(summary, results.parent if out is None else out)
-    except (OSError, ValueError) as error:
-        print(f"dla lab report: {error}", file=sys.stderr)
-        return 2
-    for note in [*notes, *missing]:
-        print(f"note: {note}", file=sys.stderr)
-    print(json.dumps(as_dict(summary), indent=2, allow_nan=False) if as_json else f"{markdown(summary)}\n{path}")
-    return 0
-
-
-def load(path: str | Path) -> list[Result]:
-    """The runs of a results file, JSON Lines; of several with the same "key" the last.
-
-    A line cut short by a kill is left out with a warning; what a resumed run wrote behind it counts.
-    """
-    runs, notes = read(Path(path))
-    for note in notes:
-        warnings.warn(note, stacklevel=2)
-    return runs
+def run(results: Path, *, out: Path | None = None, baseline: str | None = None) -> Found:
+    """The report of a results file, which also goes to the folder `out` (None: that of the file)."""
+    runs, notes = read(results)
+    summary = summarise(runs, baseline)
+    out = results.parent if out is None else out
+    notes += write_report(summary, out)
+    return Found(f"{markdown(summary)}\n{out / 'report.html'}", as_dict(summary), notes=notes)
 
 
 def read(path: Path) -> tuple[list[Result], list[str]]:
-    """As `load`; the runs and what there is to say about the file."""
+    """The runs of a results file, JSON Lines, and what there is to say about it; of several with one "key" the last.
+
+    A line cut short by a kill is left out; what a resumed run wrote behind it counts.
+    """
     runs, notes = [], []
     path.stat()  # raises where there is no such file
     for line in jsonl.read(path):
@@ -88,23 +71,15 @@ def read(path: Path) -> tuple[list[Result], list[str]]:
 def _appended(line: bytes) -> Result | None:
     """The run that was appended to one that was cut short."""
     starts = [i for i in range(1, len(line)) if line[i : i + 1] == b"{"]
-    for at in starts[:MOST_STARTS]:
-        run = jsonl.parse(line[at:])
-        if isinstance(run, dict) and run.keys() >= REQUIRED.keys():
-            return run
-    return None
+    runs = (jsonl.parse(line[at:]) for at in starts[:MOST_STARTS])
+    return next((run for run in runs if isinstance(run, dict) and run.keys() >= RunFields.__required_keys__), None)
 
 
-def write_report(results: Iterable[Result], out: str | Path, baseline: str | None = None) -> Path:
-    """Write report.md and report.html to the folder `out`; the path of the page.
+def write_report(summary: Summary, out: Path) -> list[str]:
+    """Write report.md and report.html to the folder `out`; notes on what is missing from the page.
 
-    The page is without plots if matplotlib is not installed, and says so.
+    It has no plots if matplotlib is not installed, and says so.
     """
-    return _write(summarise(results, baseline), Path(out))[0]
-
-
-def _write(summary: Summary, out: Path) -> tuple[Path, list[str]]:
-    """The path of the page, and what is missing from it."""
     pictures: list[list[Picture]] = [[] for _ in summary.tasks]
     missing: list[str] = []
     try:
@@ -116,30 +91,24 @@ def _write(summary: Summary, out: Path) -> tuple[Path, list[str]]:
         Section(task_table(task), drawn, [_settings(task), _runs(task)])
         for task, drawn in zip(summary.tasks, pictures, strict=True)
     ]
-    text = page(title(summary), [overview(summary), LEGEND, *missing], sections)
+    about = [overview(summary), LEGEND, *missing]
+    text = render("page.html.j2", title=title(summary), introduction=about, sections=sections)
     out.mkdir(parents=True, exist_ok=True)
     (out / "report.md").write_text(markdown(summary), encoding="utf-8", newline="\n")
     (out / "report.html").write_text(text, encoding="utf-8", newline="\n")
-    return out / "report.html", missing
+    return missing
 
 
 def as_dict(summary: Summary) -> dict[str, Any]:
-    """All figures, ready for JSON; without the runs themselves."""
+    """All figures, ready for JSON, what is not a number as null; without the runs themselves."""
     figures = asdict(summary)
     figures["runs"] = len(summary.runs)
     for task in figures["tasks"]:
         task["evaluations"] = [{"title": title, "task": other} for title, other in task["evaluations"]]
         for row in task["rows"]:
             row["seeds"] = [run["seed"] for run in row.pop("runs")]
-    return _without_nan(figures)
-
-
-def _without_nan(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {name: _without_nan(x) for name, x in value.items()}
-    if isinstance(value, list | tuple):
-        return [_without_nan(x) for x in value]
-    return None if isinstance(value, float) and not is_number(value) else value
+    made: dict[str, Any] = json.loads(json.dumps(figures), parse_constant=lambda name: None)
+    return made
 
 
 def markdown(summary: Summary) -> str:
@@ -178,10 +147,10 @@ def task_table(task: TaskSummary) -> Table:
     for name in dict.fromkeys(name for row in rows for name in row.memory):
         columns[name.replace("_", " ")] = [few_digits(row.memory.get(name)) for row in rows]
     kept = {name: texts for name, texts in columns.items() if set(texts) != {DASH}}
-    lines = [
-        Row(_row_name(row), MEASURED, _cells(texts, best=row.standing == "best"), best=row.standing == "best")
-        for row, *texts in zip(rows, *kept.values(), strict=True)
-    ]
+    lines = []
+    for row, *texts in zip(rows, *kept.values(), strict=True):
+        best = row.standing == "best"
+        lines.append(Row(_row_name(row), MEASURED, _cells(texts, best), best))
     if task.chance is not None and "accuracy" in kept:
         lines.append(Row("chance", CHANCE, _cells([f"{task.chance:.3f}", *[""] * (len(kept) - 1)])))
     return Table("", task.title, [Head(name) for name in kept], lines, task_notes(task), corner="row")
@@ -235,43 +204,46 @@ def _whole(value: float | None) -> str:
     return DASH if value is None else f"{value:,.0f}"
 
 
+def text_table(
+    heads: Iterable[str], lines: Iterable[tuple[str, Iterable[str]]], corner: str = "", source: str = MEASURED
+) -> Table:
+    """Of lines with a label and the texts of their cells."""
+    rows = [Row(label, source, _cells(texts)) for label, texts in lines]
+    return Table("", "", [Head(text) for text in heads], rows, [], corner=corner)
+
+
 # What the page has folded away.
 
 
 def _settings(task: TaskSummary) -> Fold:
     """Every setting of the task and of each row."""
-    own = {name: value_text(task.task[name]) for name in sorted(task.task)}
-    return Fold(
-        "Settings", [Fold("the task", _pairs(own)), *(Fold(x.name, _pairs(_row_settings(x))) for x in task.rows)]
-    )
+    own = [(name, [value_text(task.task[name])]) for name in sorted(task.task)]
+    parts = [("the task", own), *((row.name, _row_settings(row)) for row in task.rows)]
+    return Fold("Settings", [Fold(name, text_table([""], lines, source=WORDS)) for name, lines in parts])
 
 
-def _row_settings(row: Contender) -> dict[str, str]:
-    """Values by name; several where the runs of the row differ."""
+def _row_settings(row: Contender) -> list[tuple[str, list[str]]]:
+    """Names and values; several where the runs of the row differ."""
     every = [settings(run) for run in row.runs]
-    found = {"seeds": ", ".join(str(run["seed"]) for run in row.runs)}
+    found = [("seeds", [", ".join(str(run["seed"]) for run in row.runs)])]
     for name in sorted({name for one in every for name in one}):
         values = sorted({value_text(one.get(name)) for one in every})
-        found[name.replace(".", ": ").replace("_", " ")] = " | ".join(values)
-    return {**found, "state bytes held": _whole(row.figures["state_bytes_held"])}
-
-
-def _pairs(texts: dict[str, str]) -> Table:
-    rows = [Row(name, WORDS, [Cell(text)]) for name, text in texts.items()]
-    return Table("", "", [Head("")], rows, [], corner="")
+        found.append((name.replace(".", ": ").replace("_", " "), [" | ".join(values)]))
+    return [*found, ("state bytes held", [_whole(row.figures["state_bytes_held"])])]
 
 
 def _runs(task: TaskSummary) -> Fold:
     """Every run, also those that diverged or failed."""
     figures = ("accuracy", "loss", "parameters", "state_bytes", "seconds")
-    heads = [Head(name.replace("_", " ")) for name in ("seed", "outcome", *figures, "key")]
-    rows = []
+    heads = [name.replace("_", " ") for name in ("seed", "outcome", *figures, "key")]
+    lines = []
     for row in task.rows:
         for run in row.runs:
             outcome = status(run) + (f": {run['error']}" if run.get("error") else "")
-            texts = [str(run["seed"]), outcome, *(_exact(run.get(name)) for name in figures), run["key"]]
-            rows.append(Row(row.name, MEASURED, _cells(texts)))
-    return Fold(f"Every run ({len(rows)})", Table("", "", heads, rows, [], corner="row"))
+            lines.append(
+                (row.name, [str(run["seed"]), outcome, *(_exact(run.get(name)) for name in figures), run["key"]])
+            )
+    return Fold(f"Every run ({len(lines)})", text_table(heads, lines, "row"))
 
 
 def _exact(value: object) -> str:

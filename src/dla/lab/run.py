@@ -9,12 +9,13 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
+from tqdm import tqdm  # type: ignore[import-untyped]
 from transformers.utils.logging import disable_progress_bar
 
 from dla.lab.grid import Grid, read_grid
@@ -22,6 +23,7 @@ from dla.lab.measure import matched
 from dla.lab.trial import Trial, run_trial
 from dla.machine import keep_freed_memory
 from dla.report import is_number, shown
+from dla.report.found import Found
 from dla.report.jsonl import Writer, read
 
 Result = dict[str, Any]
@@ -29,80 +31,78 @@ HEARD = 10  # steps after which a worker reports
 _progress: Any = None  # in a worker: the queue to the parent
 
 
-def run(path: str | Path, *, out: Path | None = None, workers: int | None = None, save_models: bool = False) -> int:
-    """Run what a grid file asks for and is not in its results yet; the exit code."""
-    try:
-        grid = read_grid(path)
-    except ValueError as error:
-        print(f"dla lab run: {error}", file=sys.stderr)
-        return 2
+def run(path: str | Path, *, out: Path | None = None, workers: int | None = None, save_models: bool = False) -> Found:
+    """Run what a grid file asks for and is not in its results yet."""
+    grid = read_grid(path)
     file = (out or Path("out/lab") / grid.name) / "results.jsonl"
-    try:
-        results = run_grid(grid, file, workers, save_models)
-    except (ValueError, OSError) as error:
-        print(f"dla lab run: {error}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        print(f"\ninterrupted; the same command goes on from {file}", file=sys.stderr)
-        return 130
-    print(f"{len(results)} results in {file}; `dla lab report {file}` shows them", file=sys.stderr)
-    return 0
+    results = run_grid(grid, file, workers, save_models)
+    return Found(f"{len(results)} results in {file}; `dla lab report {file}` shows them")
 
 
 def run_grid(grid: Grid, file: Path, workers: int | None = None, save_models: bool = False) -> list[Result]:
     """The results of all trials, in the order of the grid. Those already in ``file`` are not run again.
 
-    ``save_models``: the trained models go to the folder models/KEY beside the file.
+    ``save_models``: the trained models go to the folder models/KEY beside the file. There is a bar over the steps of
+    all trials, and a line for each that is finished.
     """
     done = {result["key"]: result for result in read_results(file)}
-    workers = workers or max(1, os.cpu_count() or 1)
-    first = [trial for trial in grid.trials if trial.match is None]
-    later = [trial for trial in grid.trials if trial.match is not None]
-    with Writer(file, durable=True) as lines, _Progress(grid, done) as progress:
-        for trials in (first, later):
-            missing = [sized(trial, grid, done) for trial in trials if trial.key not in done]
-            folder = file.parent / "models" if save_models else None
-            for asked, result in _run_all(missing, workers, progress, folder):
-                result["key"] = asked.key
-                done[asked.key] = result
-                lines.append(result)
-                progress.finished(asked, result)
+    left = [trial for trial in grid.trials if trial.key not in done]
+    steps = sum(trial.training.steps for trial in left)
+    bar = tqdm(total=steps, unit=" steps", desc=grid.name, disable=not sys.stderr.isatty(), dynamic_ncols=True)
+    folder = file.parent / "models" if save_models else None
+    try:
+        with bar, Writer(file, durable=True) as lines:
+            for later in (False, True):  # rows that are sized to others run after these
+                trials = [(trial, sized(trial, grid, done)) for trial in left if (trial.match is not None) == later]
+                for trial, result in _run_all(trials, workers or os.cpu_count() or 1, bar, folder):
+                    done[trial.key] = {**result, "key": trial.key}
+                    lines.append(done[trial.key])
+                    about = f"{trial.label}, {trial.task['name']}, seed {trial.seed}"
+                    said = f"accuracy {result['accuracy']:.3f} in {result['seconds']:.0f} s"
+                    count = sum(each.key in done for each in grid.trials)
+                    bar.write(f"{count}/{len(grid.trials)} {about}: {said}", file=sys.stderr)
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt(f"with what is finished in {file}; the same command goes on from there") from None
     return [done[trial.key] for trial in grid.trials]
 
 
-def sized(trial: Trial, grid: Grid, done: dict[str, Result]) -> tuple[Trial, Trial]:
-    """The trial as asked for, and as it is to run: with the memory of the row that it is matched to."""
+def sized(trial: Trial, grid: Grid, done: dict[str, Result]) -> Trial:
+    """The trial as it is to run: with the memory of the row that it is matched to."""
     if trial.match is None:
-        return trial, trial
-    other = next(
-        c for c in grid.trials if (c.label, c.task, c.seed) == (trial.match, trial.task, trial.seed) and c.match is None
-    )
+        return trial
+    wanted = (trial.match, trial.task, trial.seed)
+    other = next(x for x in grid.trials if (x.label, x.task, x.seed) == wanted and x.match is None)
     found = done[other.key].get("state_bytes")
     if not is_number(found) or found < 0:
         what = f"the result of row {other.label!r}, seed {other.seed}"
         raise ValueError(f"{what}: 'state_bytes' must be a number >= 0, got {shown(found)}; mend or remove its line")
     sizes = matched(trial.config(), found, trial.tasks()[0].length)
-    return trial, replace(trial, model={**trial.model, **sizes})
+    return replace(trial, model={**trial.model, **sizes})
 
 
 def _run_all(
-    trials: list[tuple[Trial, Trial]], workers: int, progress: "_Progress", folder: Path | None
+    trials: list[tuple[Trial, Trial]], workers: int, bar: tqdm, folder: Path | None
 ) -> Iterator[tuple[Trial, Result]]:
-    """Results as they come, each with the trial as it was asked for."""
+    """Results as they come, each with the trial as it was asked for; trials: these, and as they are to run."""
     if not trials:
         return
     context = multiprocessing.get_context("spawn")
     steps: Any = context.Queue()
     pool = ProcessPoolExecutor(min(workers, len(trials)), context, _start_worker, (steps,))
     try:
-        with _deaf_to_interrupts():
+        # Processes that are started now never hear Ctrl-C, which is for their parent: that ends them.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
             running: dict[Future[Result], Trial] = {
-                pool.submit(_work, trial, None if folder is None else folder / asked.key): asked
-                for asked, trial in trials
+                pool.submit(_work, trial, folder and folder / asked.key): asked for asked, trial in trials
             }
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
         while running:
             finished, _ = wait(running, timeout=0.2, return_when=FIRST_COMPLETED)
-            progress.hear(steps)
+            with suppress(queue.Empty):
+                while True:
+                    bar.update(steps.get_nowait())
             for future in finished:
                 asked = running.pop(future)
                 yield asked, _result(future, asked)
@@ -112,16 +112,6 @@ def _run_all(
         pool.shutdown(wait=False, cancel_futures=True)
         raise
     pool.shutdown()
-
-
-@contextmanager
-def _deaf_to_interrupts() -> Iterator[None]:
-    """Processes that are started here never hear Ctrl-C, which is for their parent: that ends them."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _result(future: Future[Result], trial: Trial) -> Result:
@@ -169,33 +159,3 @@ def read_results(file: Path) -> list[Result]:
         if not isinstance(line.value, dict) or not isinstance(line.value.get("key"), str):
             raise ValueError(f"{file}, line {line.number}, is not a result: mend it or remove it")
     return [line.value for line in lines]
-
-
-class _Progress:
-    """A bar over the steps of all trials, with rate and time left; a line for each trial where nobody is looking."""
-
-    def __init__(self, grid: Grid, done: dict[str, Result]) -> None:
-        from tqdm import tqdm  # type: ignore[import-untyped]
-
-        self.left = [trial for trial in grid.trials if trial.key not in done]
-        self.total, self.count = len(grid.trials), len(grid.trials) - len(self.left)
-        steps = sum(trial.training.steps for trial in self.left)
-        self.bar = tqdm(total=steps, unit=" steps", disable=not sys.stderr.isatty(), dynamic_ncols=True, desc=grid.name)
-
-    def __enter__(self) -> "_Progress":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.bar.close()
-
-    def hear(self, steps: Any) -> None:
-        while True:
-            try:
-                self.bar.update(steps.get_nowait())
-            except queue.Empty:
-                return
-
-    def finished(self, trial: Trial, result: Result) -> None:
-        self.count += 1
-        line = f"{self.count}/{self.total} {trial.label}, {trial.task['name']}, seed {trial.seed}: "
-        self.bar.write(line + f"accuracy {result['accuracy']:.3f} in {result['seconds']:.0f} s", file=sys.stderr)

@@ -7,6 +7,7 @@ in another order give the same summary to the last bit.
 import json
 import math
 import statistics
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -101,11 +102,12 @@ def summarise(results: Iterable[Result], baseline: str | None = None) -> Summary
     if baseline is not None and all(task.baseline is None for task in tasks):
         raise ValueError(f"baseline must be one of {', '.join(map(repr, names))}, got {baseline!r}")
     versions = grouped((name, str(x)) for run in runs for name, x in (run.get("versions") or {}).items())
+    outcomes = Counter(map(status, runs))
     return Summary(
         tasks=tasks,
         runs=runs,
-        diverged=sum(status(run) == "diverged" for run in runs),
-        failed=sum(status(run) == "failed" for run in runs),
+        diverged=outcomes["diverged"],
+        failed=outcomes["failed"],
         seconds=math.fsum(run["seconds"] for run in runs if is_number(run.get("seconds"))),
         versions={name: sorted(set(versions[name])) for name in sorted(versions)},
         grids=sorted({str(run["grid"]) for run in runs if run.get("grid")}),
@@ -188,12 +190,11 @@ def _groups(runs: list[Result]) -> dict[str, list[Result]]:
     """The runs of each contender by its name: those with the same label and settings, whatever the seed."""
     named: dict[str, list[Result]] = {}
     for label, own in grouped((run["label"], run) for run in runs).items():
-        groups = grouped((canonical(_identity(run)), run) for run in own)
-        identities = [json.loads(key) for key in groups]
-        varied = sorted(
-            name for name in {n for i in identities for n in i} if len({canonical(i.get(name)) for i in identities}) > 1
-        )
-        for identity, group in zip(identities, groups.values(), strict=True):
+        groups = list(grouped((canonical(_identity(run)), run) for run in own).values())
+        identities = [_identity(group[0]) for group in groups]
+        names = sorted({name for identity in identities for name in identity})
+        varied = [name for name in names if len({canonical(identity.get(name)) for identity in identities}) > 1]
+        for identity, group in zip(identities, groups, strict=True):
             told = ", ".join(option_text(name.split(".", 1)[-1], identity[name]) for name in varied if name in identity)
             name = one_line(f"{label} ({told})" if varied else label)
             again = sum(other == name or other.startswith(f"{name} #") for other in named)
@@ -216,12 +217,12 @@ def settings(run: Result) -> dict[str, Any]:
 
 
 def _contender(name: str, runs: list[Result], evaluations: list[str]) -> Contender:
-    finished = [run for run in runs if status(run) == "finished"]
-    seeds = [run["seed"] for run in finished]
+    outcomes, finished = Counter(map(status, runs)), [run for run in runs if status(run) == "finished"]
+    seeds = Counter(run["seed"] for run in finished)
     figures = ("parameters", "state_bytes", "state_bytes_held", "seconds", "loss")
-    memory = {key for run in finished for key in run.get("memory") or {}}
-    order = [key for key in MEMORY_FIGURES if key in memory] + sorted(memory - {*MEMORY_FIGURES})
-    means = {key: _mean((run.get("memory") or {}).get(key) for run in finished) for key in order}
+    memories = [run.get("memory") or {} for run in finished]
+    order = dict.fromkeys([*MEMORY_FIGURES, *sorted({key for memory in memories for key in memory})])
+    means = {key: mean(memory.get(key) for memory in memories) for key in order}
     control = runs[0].get("control")
     return Contender(
         name=name,
@@ -231,25 +232,22 @@ def _contender(name: str, runs: list[Result], evaluations: list[str]) -> Contend
         runs=runs,
         accuracy=estimate([*by_seed(finished).values()]),
         evaluations=[estimate([*by_seed(finished, key).values()]) for key in evaluations],
-        figures={figure: _mean(run.get(figure) for run in finished) for figure in figures},
-        memory={key: mean for key, mean in means.items() if mean is not None},
-        diverged=sum(status(run) == "diverged" for run in runs),
-        failed=sum(status(run) == "failed" for run in runs),
-        repeated=sorted({seed for seed in seeds if seeds.count(seed) > 1}),
+        figures={figure: mean(run.get(figure) for run in finished) for figure in figures},
+        memory={key: value for key, value in means.items() if value is not None},
+        diverged=outcomes["diverged"],
+        failed=outcomes["failed"],
+        repeated=sorted(seed for seed, n in seeds.items() if n > 1),
     )
 
 
 def by_seed(runs: Iterable[Result], evaluation: str | None = None, name: str = "accuracy") -> dict[int, float]:
     """Accuracy (or loss) of each seed, on the task or on the evaluation of that key; without those that have none."""
-    pairs = []
+    found = []
     for run in runs:
-        value = run.get(name)
-        if evaluation is not None:
-            measured = {canonical(e["task"]): e.get(name) for e in run.get("evaluations") or []}
-            value = measured.get(evaluation)
-        if is_number(value):
-            pairs.append((run["seed"], value))
-    return {seed: statistics.fmean(values) for seed, values in grouped(pairs).items()}
+        others = [each for each in run.get("evaluations") or [] if canonical(each["task"]) == evaluation]
+        measured = [run] if evaluation is None else others[-1:]
+        found += [(run["seed"], each[name]) for each in measured if is_number(each.get(name))]
+    return {seed: statistics.fmean(values) for seed, values in grouped(found).items()}
 
 
 def _find(rows: list[Contender], name: str | None) -> Contender | None:
@@ -262,22 +260,20 @@ def _find(rows: list[Contender], name: str | None) -> Contender | None:
 
 
 def _compared(row: Contender, rows: list[Contender], baseline: Contender | None) -> Contender:
-    best = rows[0]
-    standing = "below"
-    if row.accuracy is not None and best.accuracy is not None:
-        gap = difference(by_seed(best.finished), by_seed(row.finished))
-        if row.accuracy.mean == best.accuracy.mean:
+    standing, change = "below", None
+    if row.accuracy is not None and rows[0].accuracy is not None:
+        gap = difference(by_seed(rows[0].finished), by_seed(row.finished))
+        if row.accuracy.mean == rows[0].accuracy.mean:
             standing = "best"
         elif gap is None or gap.half is None:
             standing = "untested"
         elif gap.mean <= gap.half:
             standing = "tied"
-    ours, theirs = (
-        row.figures["state_bytes"],
-        [other.figures["state_bytes"] for other in rows if other.label == row.match],
-    )
+    if baseline is not None and row is not baseline:
+        change = difference(by_seed(row.finished), by_seed(baseline.finished))
+    ours = row.figures["state_bytes"]
+    theirs = [other.figures["state_bytes"] for other in rows if other.label == row.match]
     ratio = ours / theirs[0] if ours and len(theirs) == 1 and theirs[0] else None
-    change = difference(by_seed(row.finished), by_seed(baseline.finished)) if baseline and row is not baseline else None
     return replace(row, match_ratio=ratio, standing=standing, difference=change)
 
 
@@ -325,10 +321,9 @@ def value_text(value: object) -> str:
 
 def option_order(options: Mapping[str, Any]) -> list[tuple[str, bool, float, str]]:
     """To sort tasks by: names as text, sizes as numbers."""
-    numbers = {name: float(x) if is_number(x) else 0.0 for name, x in options.items()}
     first = {"name": "", "length": "\0"}
-    keys = [(first.get(name, name), not is_number(x), numbers[name], canonical(x)) for name, x in options.items()]
-    return sorted(keys)
+    order = [(first.get(name, name), x, is_number(x)) for name, x in options.items()]
+    return sorted((name, not number, float(x) if number else 0.0, canonical(x)) for name, x, number in order)
 
 
 def canonical(value: object) -> str:
@@ -336,6 +331,7 @@ def canonical(value: object) -> str:
     return json.dumps(value, sort_keys=True, ensure_ascii=False)
 
 
-def _mean(values: Iterable[Any]) -> float | None:
+def mean(values: Iterable[Any]) -> float | None:
+    """Of the numbers among the values; None of none."""
     numbers = [value for value in values if is_number(value)]
     return statistics.fmean(numbers) if numbers else None

@@ -1,93 +1,76 @@
-"""`dla lab tables`: the tables of a document, each from the results file that it names.
-
-<!-- table
-results = "recall"            # the file recall/results.jsonl of the folder of results
-rows = ["single", "routed"]   # labels, in this order; left out: all, in the order of the file
-value = "accuracy"            # or "loss"
-baseline = "single"           # adds paired differences to it
-figures = ["state_bytes"]     # further columns, of the first task
-only = ["→ length 512"]       # these columns alone
-titles = ["512 tokens"]       # what the columns are called instead
-plot = "images/recall.png"    # the table as a picture, too: its path, from the document
--->
-(what is here is replaced)
-<!-- end -->
-"""
+"""`dla lab tables`: the tables of a document, each from the results file that it names; docs/lab.md has an example."""
 
 import re
-import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Literal
 
 from dla.files import parse_toml
 from dla.lab.dots import Panel, draw_dots
-from dla.lab.report import load
-from dla.lab.statistics import Result, TaskSummary, by_seed, canonical, difference, estimate, status, summarise
+from dla.lab.report import read, text_table
+from dla.lab.statistics import Result, by_seed, canonical, difference, estimate, mean, status, summarise
 from dla.names import check_known
-from dla.report import Cell, Head, Row, Table, escape_markdown, is_number, shown
-from dla.report.tables import MEASURED
+from dla.report import escape_markdown, is_number, shown
+from dla.report.found import Found
+from dla.report.values import grouped
 from dla.report.words import DASH
 from dla.typed import Limit, convert
 
 START, END = "<!-- table\n", "<!-- end -->"
 BLOCK = re.compile(rf"({START}(.*?)-->\n)(.*?)({END})", re.DOTALL)
-
-
 Line = Annotated[str, Limit("a text of one line", str.isprintable)]
 
 
 @dataclass(frozen=True)
 class Asked:
-    """What a table shows."""
+    """What a table shows, as it says itself in TOML."""
 
-    results: Line
-    rows: tuple[str, ...] = ()
+    results: Line  # the file NAME/results.jsonl of the folder of results
+    rows: tuple[str, ...] = ()  # labels, in this order; left out: all, in the order of the file
     value: Literal["accuracy", "loss"] = "accuracy"
-    baseline: Line | None = None
-    figures: tuple[str, ...] = ()
-    only: tuple[str, ...] = ()  # titles of columns; left out: all
-    titles: tuple[str, ...] = ()  # in their place
-    plot: Line | None = None
+    baseline: Line | None = None  # adds paired differences to this row
+    figures: tuple[str, ...] = ()  # further columns, of the first task, such as state_bytes
+    only: tuple[str, ...] = ()  # titles of columns, such as "→ length 512"; left out: all
+    titles: tuple[str, ...] = ()  # what the columns are called instead
+    plot: Line | None = None  # the table as a picture, too: its path, from the document
 
 
 @dataclass(frozen=True)
-class TaskColumn:
-    """A task, or one of its evaluations."""
+class Place:
+    """A column of values: a task, or one of its evaluations."""
 
-    title: str
-    task: TaskSummary
-    evaluation: str | None  # canonical
-
-    def runs(self, label: str) -> list[Result]:
-        """The finished ones of a row."""
-        return [run for one in self.task.rows if one.label == label for run in one.finished]
-
-    def values(self, label: str, name: str) -> dict[int, float]:
-        """By seed."""
-        return by_seed(self.runs(label), self.evaluation, name)
+    panel: Panel  # what it shows, by label
+    runs: dict[str, list[Result]]  # the finished ones, by label
 
 
 def run(
     document: Path, *, results: Path, out: Path | None = None, check: bool = False, skip_missing: bool = False
-) -> int:
-    """Fill the tables of a document from a folder of results; the exit code.
+) -> Found:
+    """Fill the tables of a document from a folder of results.
 
-    The text goes to ``out`` (None: the document itself). ``check``: nothing is written, 1 says that a table differs.
-    ``skip_missing``: tables without results stay as they are.
+    The text goes to ``out`` (None: the document itself), pictures of its tables beside it. ``check``: nothing is
+    written, the code 1 says that a table differs. ``skip_missing``: tables without results stay as they are.
     """
-    try:
-        text = _text(document)
-        filled = fill(text, results, skip_missing=skip_missing)
-        if check:
-            same = filled == text
-            print(f"{document}: {'as the results say' if same else 'differs from the results'}")
-            return 0 if same else 1
-        return _write(text, filled, document if out is None else out, results, skip_missing)
-    except (OSError, ValueError, ImportError) as error:
-        print(f"dla lab tables: {error}", file=sys.stderr)
-        return 2
+    text, target = _text(document), document if out is None else out
+    tables = [_asked(block[2]) for block in BLOCK.finditer(text)]
+    files = {asked.results: results / asked.results / "results.jsonl" for asked in tables}
+    found = {name: read(file) for name, file in files.items() if file.exists() or not skip_missing}
+    runs, notes = {name: own for name, (own, _) in found.items()}, [note for _, own in found.values() for note in own]
+    filled = fill(text, runs)
+    if check:
+        told = "as the results say" if filled == text else "differs from the results"
+        return Found(f"{document}: {told}", notes=notes, code=int(filled != text))
+    target.write_text(filled, encoding="utf-8", newline="\n")
+    made = [asked for asked in tables if asked.results in runs]
+    for asked in made:
+        if asked.plot is not None:
+            labels, places = _chosen(asked, runs[asked.results])
+            picture = target.parent / asked.plot
+            picture.parent.mkdir(parents=True, exist_ok=True)
+            picture.write_bytes(draw_dots(labels, [place.panel for place in places], asked.value))
+    left = f", {len(tables) - len(made)} left as they were" if len(made) < len(tables) else ""
+    return Found(f"{len(made)} tables in {target}{left}", notes=notes)
 
 
 def _text(document: Path) -> str:
@@ -103,27 +86,13 @@ def _text(document: Path) -> str:
     return text
 
 
-def _write(text: str, filled: str, target: Path, results: Path, skip_missing: bool) -> int:
-    """The document and the pictures of its tables."""
-    target.write_text(filled, encoding="utf-8", newline="\n")
-    tables = [_asked(settings) for _, settings, _, _ in BLOCK.findall(text)]
-    made = [asked for asked in tables if not skip_missing or _file(asked, results).exists()]
-    for asked in made:
-        if asked.plot is not None:
-            draw(asked, results, target.parent / asked.plot)
-    left = f", {len(tables) - len(made)} left as they were" if len(made) < len(tables) else ""
-    print(f"{len(made)} tables in {target}{left}")
-    return 0
-
-
-def fill(text: str, results: Path, *, skip_missing: bool = False) -> str:
-    """The text with all its tables made anew, or those that have results."""
+def fill(text: str, runs: Mapping[str, list[Result]]) -> str:
+    """The text with the tables made anew that have results; runs: by the names of these."""
 
     def filled(block: re.Match[str]) -> str:
         asked = _asked(block[2])
-        if skip_missing and not _file(asked, results).exists():
-            return block[0]
-        return f"{block[1]}\n{table(asked, results)}\n\n{block[4]}"
+        own = runs.get(asked.results)
+        return block[0] if own is None else f"{block[1]}\n{table(asked, own)}\n\n{block[4]}"
 
     return BLOCK.sub(filled, text)
 
@@ -137,25 +106,27 @@ def _asked(text: str) -> Asked:
     return asked
 
 
-def table(asked: Asked, results: Path) -> str:
+def table(asked: Asked, runs: list[Result]) -> str:
     """In Markdown: a line a row, a column a task or evaluation, each the mean ± half its 95 % interval over seeds."""
-    runs, labels, places = _read(asked, results)
-    cells: dict[str, list[Cell]] = {label: [] for label in labels}
-    for place in places:
-        base = place.values(asked.baseline, asked.value) if asked.baseline else {}
-        for label in labels:
-            values = place.values(label, asked.value)
-            found = estimate([*values.values()])
+    labels, places = _chosen(asked, runs)
+    lines = []
+    for label in labels:
+        cells = []
+        for place in places:
+            values = place.panel.values[label]
+            found, change = estimate([*values.values()]), None
+            if asked.baseline is not None and label != asked.baseline:
+                change = difference(values, place.panel.values[asked.baseline])
             text = DASH if found is None else found.text()
-            if base and label != asked.baseline and (change := difference(values, base)) is not None:
-                text += f" ({change.text(signed=True)})"
-            cells[label].append(Cell(text))
-    for name in asked.figures:
-        for label in labels:
-            cells[label].append(Cell(_figure(places[0].runs(label), name)))
-    heads = [Head(text) for text in [*(place.title for place in places), *(x.replace("_", " ") for x in asked.figures)]]
-    shown = Table("", "", heads, [Row(label, MEASURED, line) for label, line in cells.items()], [], corner="")
-    return "\n\n".join([shown.markdown_lines(), *_notes(asked, runs, labels)])
+            cells.append(text if change is None else f"{text} ({change.text(signed=True)})")
+        lines.append((label, [*cells, *(_figure(places[0].runs[label], name) for name in asked.figures)]))
+    heads = [*(place.panel.title for place in places), *(name.replace("_", " ") for name in asked.figures)]
+    return "\n\n".join([text_table(heads, lines).markdown_lines(), *_notes(asked, runs, labels)])
+
+
+def _figure(runs: Sequence[Result], name: str) -> str:
+    found = mean({**(run.get("skipping") or {}), **(run.get("memory") or {}), **run}.get(name) for run in runs)
+    return DASH if found is None else f"{found:,.0f}" if found >= 100 else f"{found:.3g}"
 
 
 def _notes(asked: Asked, runs: Sequence[Result], labels: Sequence[str]) -> list[str]:
@@ -172,57 +143,29 @@ def _notes(asked: Asked, runs: Sequence[Result], labels: Sequence[str]) -> list[
     return notes
 
 
-def draw(asked: Asked, results: Path, path: Path) -> None:
-    """The table as a picture."""
-    _, labels, places = _read(asked, results)
-    panels = [
-        Panel(
-            place.title,
-            {label: [*place.values(label, asked.value).values()] for label in labels},
-            place.task.chance if asked.value == "accuracy" else None,
-        )
-        for place in places
-    ]
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(draw_dots(labels, panels, asked.value))
-
-
-def _read(asked: Asked, results: Path) -> tuple[list[Result], list[str], list[TaskColumn]]:
-    """The runs, and the rows and columns that are asked for."""
-    runs = load(_file(asked, results))
+def _chosen(asked: Asked, runs: list[Result]) -> tuple[list[str], list[Place]]:
+    """The rows and columns that are asked for."""
     labels = list(dict.fromkeys(run["label"] for run in runs))
     check_known(f"rows of {asked.results}", [*asked.rows, *filter(None, [asked.baseline])], labels)
-    places = columns(runs)
-    check_known(f"columns of {asked.results}", asked.only, [place.title for place in places])
-    places = [x for x in places if not asked.only or x.title in asked.only]
+    places = list(columns(runs, asked.value))
+    check_known(f"columns of {asked.results}", asked.only, [place.panel.title for place in places])
+    kept = [place for place in places if not asked.only or place.panel.title in asked.only]
     if asked.titles:
-        if len(asked.titles) != len(places):
-            raise ValueError(f"titles must name the {len(places)} columns of {asked.results}, got {len(asked.titles)}")
-        places = [replace(x, title=title) for x, title in zip(places, asked.titles, strict=True)]
-    return runs, list(asked.rows) or labels, places
+        if len(asked.titles) != len(kept):
+            raise ValueError(f"titles must name the {len(kept)} columns of {asked.results}, got {len(asked.titles)}")
+        pairs = zip(kept, asked.titles, strict=True)
+        kept = [replace(place, panel=replace(place.panel, title=title)) for place, title in pairs]
+    return list(asked.rows) or labels, kept
 
 
-def _file(asked: Asked, results: Path) -> Path:
-    return results / asked.results / "results.jsonl"
-
-
-def columns(runs: Sequence[Result]) -> list[TaskColumn]:
+def columns(runs: Sequence[Result], value: str) -> Iterator[Place]:
     """The tasks in the order of their options, each followed by its evaluations in the order of the file."""
-    found: list[TaskColumn] = []
     for task in summarise(runs).tasks:
-        found.append(TaskColumn(task.title, task, None))
-        others = [
-            canonical(e["task"]) for run in runs if run["task"] == task.task for e in run.get("evaluations") or []
-        ]
-        titles = {canonical(other): f"→ {title}" for title, other in task.evaluations}
-        found += [TaskColumn(titles[key], task, key) for key in dict.fromkeys(others)]
-    return found
-
-
-def _figure(runs: Sequence[Result], name: str) -> str:
-    found = [{**(run.get("skipping") or {}), **(run.get("memory") or {}), **run} for run in runs]
-    numbers = [x[name] for x in found if is_number(x.get(name))]
-    if not numbers:
-        return DASH
-    mean = sum(numbers) / len(numbers)
-    return f"{mean:,.0f}" if mean >= 100 else f"{mean:.3g}"
+        finished = grouped((one.label, run) for one in task.rows for run in one.finished)
+        own = {run["label"]: finished.get(run["label"], []) for run in runs}
+        chance = task.chance if value == "accuracy" else None
+        titles = {None: task.title} | {canonical(other): f"→ {title}" for title, other in task.evaluations}
+        evaluations = [e["task"] for run in runs if run["task"] == task.task for e in run.get("evaluations") or []]
+        for key in (None, *dict.fromkeys(map(canonical, evaluations))):
+            values = {label: by_seed(found, key, value) for label, found in own.items()}
+            yield Place(Panel(titles[key], values, chance), own)

@@ -8,7 +8,6 @@ from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
 
 import dla
 from dla.fingerprint import json_fingerprint
@@ -139,21 +138,15 @@ def evaluate(model: DLAForCausalLM, task: Task, batch: int) -> dict[str, float]:
     """Loss and accuracy on sequences that training never draws."""
     was_training = model.training
     model.eval()
-    sums = [0.0, 0.0, 0.0]
+    loss, right, questions = 0.0, 0, 0
     piece = max(1, min(batch, 64 * 512 // task.length))
     for first in range(0, batch, piece):
         sample = task.sample(min(piece, batch - first), EVALUATION_SEED + 1 + first)
         asked = sample.targets != NO_TARGET
-        logits = _logits(model, sample.ids, asked)
+        logits = model(sample.ids, use_cache=False, logits_to_keep=asked).logits  # [questions, vocabulary]
         targets = sample.targets[asked]
-        sums[0] += F.cross_entropy(logits, targets, reduction="sum").item()
-        sums[1] += (logits.argmax(-1) == targets).sum().item()
-        sums[2] += targets.numel()
+        loss += F.cross_entropy(logits, targets, reduction="sum").item()
+        right += int((logits.argmax(-1) == targets).sum())
+        questions += len(targets)
     model.train(was_training)
-    return {"loss": sums[0] / sums[2], "accuracy": sums[1] / sums[2]}
-
-
-def _logits(model: DLAForCausalLM, ids: Tensor, asked: Tensor) -> Tensor:
-    """[questions, vocabulary]"""
-    logits: Tensor = model(ids, use_cache=False, logits_to_keep=asked).logits
-    return logits
+    return {"loss": loss / questions, "accuracy": right / questions}

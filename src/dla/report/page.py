@@ -42,10 +42,6 @@ class Section:
     folds: Sequence[Fold] = ()
 
 
-def page(title: str, introduction: Sequence[str], sections: Sequence[Section]) -> str:
-    return render("page.html.j2", title=title, introduction=introduction, sections=sections)
-
-
 def render(template: str, **values: Any) -> str:
     """A template of this package with these values, whose text cannot become HTML."""
     return _environment().get_template(template).render(values)

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 Floats = npt.NDArray[np.float64]
 
 NO_MATPLOTLIB = "pip install 'dynamic-linear-attention[plot]'"
+NO_PICTURE = f"matplotlib is not installed, so no picture was drawn: {NO_MATPLOTLIB}"
 INK, QUIET, GRID = "#333333", "#777777", "#e3e5e8"
 # Okabe and Ito's colours without the yellow, which is too pale for lines on white
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#000000", "#e69f00")

@@ -3,7 +3,7 @@
 import math
 import re
 import reprlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import TypeGuard, TypeVar
 
 K = TypeVar("K")
@@ -38,12 +38,19 @@ def shown(value: object) -> str:
 
 def check_value(value: object, where: str) -> None:
     """Refuse a file's value that is nested too deep, or has text in it that cannot be written."""
-    for depth, level in enumerate(_levels(value)):
+    level, depth = [value], 0
+    while level:
         if depth > DEEPEST:
             raise ValueError(f"{where}: values may be nested {DEEPEST} deep, and there are deeper ones")
-        for text in level:
-            if isinstance(text, str) and HALF_A_PAIR.search(text):
-                raise ValueError(f"{where}: text must be Unicode, and there is {shown(text)}")
+        inner: list[object] = []
+        for found in level:
+            if isinstance(found, dict):
+                inner += [*found, *found.values()]
+            elif isinstance(found, list | tuple):
+                inner += found
+            elif isinstance(found, str) and HALF_A_PAIR.search(found):
+                raise ValueError(f"{where}: text must be Unicode, and there is {shown(found)}")
+        level, depth = inner, depth + 1
 
 
 def grouped(pairs: Iterable[tuple[K, V]]) -> dict[K, list[V]]:
@@ -52,17 +59,3 @@ def grouped(pairs: Iterable[tuple[K, V]]) -> dict[K, list[V]]:
     for key, value in pairs:
         found.setdefault(key, []).append(value)
     return found
-
-
-def _levels(value: object) -> Iterator[list[object]]:
-    """The value, then all that its lists and dicts hold (the names in it, too), then what those hold, and so on."""
-    level = [value]
-    while level:
-        yield level
-        inner: list[object] = []
-        for found in level:
-            if isinstance(found, dict):
-                inner += [*found, *found.values()]
-            elif isinstance(found, list | tuple):
-                inner += found
-        level = inner

@@ -6,7 +6,6 @@ the place where it stood is left with `chance`. To evaluate a model at another l
 `length` (or `pairs`, `needles`, …): `vocab_size` depends on the options of the vocabulary alone.
 """
 
-from collections.abc import Iterable
 from dataclasses import fields
 from typing import Any
 
@@ -18,20 +17,7 @@ from dla.lab.tasks.recall import Overwrite, Recall
 from dla.lab.tasks.text import Text
 from dla.names import nearest
 
-__all__ = [
-    "Batch",
-    "Task",
-    "TASKS",
-    "make_task",
-    "NO_TARGET",
-    "Recall",
-    "Overwrite",
-    "Needle",
-    "SelectiveCopy",
-    "Induction",
-    "Changes",
-    "Text",
-]
+__all__ = ["NO_TARGET", "TASKS", "Batch", "Task", "make_task"]
 
 TASKS: dict[str, type[Task]] = {
     task.name: task for task in (Recall, Needle, SelectiveCopy, Induction, Overwrite, Changes, Text)
@@ -41,15 +27,11 @@ TASKS: dict[str, type[Task]] = {
 def make_task(name: str, **options: Any) -> Task:
     """The task of that name; `make_task(**task.describe())` is the same task again."""
     if name not in TASKS:
-        raise ValueError(f"there is no task {name!r}; {_hint(name, TASKS)}")
-    task = TASKS[name]
-    accepted = [field.name for field in fields(task)]
+        near = nearest(str(name), TASKS)
+        raise ValueError(f"there is no task {name!r}; the nearest is {near!r}, of {', '.join(TASKS)}")
+    accepted = [field.name for field in fields(TASKS[name])]
     for option in options:
         if option not in accepted:
-            raise ValueError(f"{name} has no option {option!r}; {_hint(option, accepted)}")
-    return task(**options)
-
-
-def _hint(word: object, valid: Iterable[str]) -> str:
-    valid = list(valid)
-    return f"the nearest is {nearest(str(word), valid)!r}, of {', '.join(valid)}"
+            near = nearest(option, accepted)
+            raise ValueError(f"{name} has no option {option!r}; the nearest is {near!r}, of {', '.join(accepted)}")
+    return TASKS[name](**options)

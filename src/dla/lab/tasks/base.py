@@ -39,13 +39,13 @@ class Task(ABC):
 
     @property
     @abstractmethod
-    def vocab_size(self) -> int:
-        """Ids are 0 … vocab_size − 1. The same for every `length`."""
-
-    @property
-    @abstractmethod
     def answers(self) -> range:
         """The ids among which every answer is, each as likely as the others."""
+
+    @property
+    def vocab_size(self) -> int:
+        """Ids are 0 … vocab_size − 1, the answers the last of them. The same for every `length`."""
+        return self.answers.stop
 
     @property
     def chance(self) -> float:
@@ -74,20 +74,18 @@ class Task(ABC):
     def _check(self) -> None:
         """Raises if the options do not fit one another."""
 
+    def _check_at_most(self, name: str, value: int, limit: int, why: str) -> None:
+        if value > limit:
+            raise ValueError(f"{name} must be at most {limit} ({why}), got {value}")
+
+    def _check_length(self, needed: int, what: str, **fitting: int) -> None:
+        """`fitting`: options and the most that they could be at this length, where that is not too little to be."""
+        if self.length < needed:
+            instead = "".join(f"; {name}={value} would fit" for name, value in fitting.items() if value > 0)
+            raise ValueError(f"length must be at least {needed} for {what}, got {self.length}{instead}")
+
     @abstractmethod
     def _draw(self, rng: np.random.Generator, batch: int) -> Batch: ...
-
-
-def check_at_most(name: str, value: int, limit: int, why: str) -> None:
-    if value > limit:
-        raise ValueError(f"{name} must be at most {limit} ({why}), got {value}")
-
-
-def check_length(length: int, needed: int, what: str, **fitting: int) -> None:
-    """`fitting`: other options and the most that they could be at this length, where that is not too little to be."""
-    if length < needed:
-        instead = "".join(f"; {name}={value} would fit" for name, value in fitting.items() if value > 0)
-        raise ValueError(f"length must be at least {needed} for {what}, got {length}{instead}")
 
 
 def integers(rng: np.random.Generator, n: int, *shape: int) -> Ints:
@@ -126,13 +124,8 @@ def with_targets(
     ids: Ints, asked: Ints, answer: Ints, source: Ints, changes: npt.NDArray[np.bool_] | None = None
 ) -> Batch:
     """The batch whose questions stand at `asked` [B, n], with their answers and where those were written."""
-    targets = np.full_like(ids, NO_TARGET)
+    targets, sources = np.full_like(ids, NO_TARGET), np.full_like(ids, -1)
     put(targets, asked, answer)
-    sources = np.full_like(ids, -1)
     put(sources, asked, source)
-    return Batch(
-        ids=torch.from_numpy(ids),
-        targets=torch.from_numpy(targets),
-        source=torch.from_numpy(sources),
-        changes=None if changes is None else torch.from_numpy(changes),
-    )
+    planted = None if changes is None else torch.from_numpy(changes)
+    return Batch(torch.from_numpy(ids), torch.from_numpy(targets), torch.from_numpy(sources), planted)

@@ -5,7 +5,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from dla.lab.tasks.base import Batch, Task, check_at_most, check_length, integers, pick, put, starts, with_targets
+from dla.lab.tasks.base import Batch, Task, integers, pick, put, starts, with_targets
 from dla.typed import Size
 
 SHORTEST = 3  # a label, a token and a query
@@ -46,7 +46,7 @@ class Changes(Task):
             raise ValueError(f"segment must be at least {SHORTEST} (a label, a token, a query), got {self.segment}")
         if self.symbols < 2:
             raise ValueError(f"symbols must be at least 2, so that there are two sets, got {self.symbols}")
-        check_at_most("set_size", self.set_size, self.symbols // 2, "half of symbols, so that there are two sets")
+        self._check_at_most("set_size", self.set_size, self.symbols // 2, "half of symbols, so that there are two sets")
         if self.symbols % self.set_size:
             fits = self.symbols - self.symbols % self.set_size
             raise ValueError(
@@ -54,7 +54,7 @@ class Changes(Task):
             )
         half = self.length // 2
         what = f"two segments of {self.segment} tokens"
-        check_length(self.length, 2 * self.segment, what, segment=half if half >= SHORTEST else 0)
+        self._check_length(2 * self.segment, what, segment=half if half >= SHORTEST else 0)
 
     def _draw(self, rng: np.random.Generator, batch: int) -> Batch:
         n = self.length // self.segment

@@ -5,7 +5,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from dla.lab.tasks.base import Batch, Task, check_length, integers, pick, put, starts, with_targets
+from dla.lab.tasks.base import Batch, Task, integers, pick, put, starts, with_targets
 from dla.typed import Share, Size
 
 
@@ -25,16 +25,12 @@ class SelectiveCopy(Task):
     symbols: Size = 16
 
     @property
-    def vocab_size(self) -> int:
-        return 2 + self.symbols
-
-    @property
     def answers(self) -> range:
-        return range(2, self.vocab_size)
+        return range(2, 2 + self.symbols)
 
     def _check(self) -> None:
         what = f"{self.tokens} tokens, the marker and the copy"
-        check_length(self.length, 2 * self.tokens + 1, what, tokens=(self.length - 1) // 2)
+        self._check_length(2 * self.tokens + 1, what, tokens=(self.length - 1) // 2)
 
     def _draw(self, rng: np.random.Generator, batch: int) -> Batch:
         n = self.tokens
@@ -65,24 +61,16 @@ class Induction(Task):
     symbols: Size = 64
 
     @property
-    def vocab_size(self) -> int:
-        return 1 + self.symbols
-
-    @property
     def answers(self) -> range:
-        return range(1, self.vocab_size)
-
-    @property
-    def _places(self) -> int:
-        """At how many places the first trigger may stand."""
-        return min(max(2, round(self.early * self.length)), self.length - 2) - 1
+        return range(1, 1 + self.symbols)
 
     def _check(self) -> None:
-        check_length(self.length, 4, "a trigger and a token, twice")
+        self._check_length(4, "a trigger and a token, twice")
 
     def _draw(self, rng: np.random.Generator, batch: int) -> Batch:
         ids = 1 + integers(rng, self.symbols, batch, self.length)
-        first = integers(rng, self._places, batch, 1)  # [B, 1]
+        places = min(max(2, round(self.early * self.length)), self.length - 2) - 1  # for the first trigger
+        first = integers(rng, places, batch, 1)  # [B, 1]
         put(ids, first, 0)
         answer = pick(ids, first + 1)
         ids[:, -2] = 0

@@ -5,18 +5,7 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
-from dla.lab.tasks.base import (
-    Batch,
-    Ints,
-    Task,
-    check_at_most,
-    check_length,
-    choose,
-    integers,
-    pick,
-    put,
-    with_targets,
-)
+from dla.lab.tasks.base import Batch, Ints, Task, choose, integers, pick, put, with_targets
 from dla.lab.tasks.text import library_text
 from dla.typed import Share, Size
 
@@ -51,28 +40,23 @@ class Needle(Task):
     symbols: Size = 256
 
     @property
-    def vocab_size(self) -> int:
-        return 2 + self.symbols + self.keys + self.values
-
-    @property
     def answers(self) -> range:
-        return range(2 + self.symbols + self.keys, self.vocab_size)
+        first = 2 + self.symbols + self.keys
+        return range(first, first + self.values)
 
     def _check(self) -> None:
         if self.haystack == "text" and self.symbols != 256:
             raise ValueError(f"symbols must be 256 for a haystack of text (its bytes), got {self.symbols}")
-        check_at_most("needles", self.needles, self.keys, "the keys of a sequence are different, see keys")
-        check_at_most("queries", self.queries, self.needles, "each needle is asked for once, see needles")
+        self._check_at_most("needles", self.needles, self.keys, "the keys of a sequence are different, see keys")
+        self._check_at_most("queries", self.queries, self.needles, "each needle is asked for once, see needles")
         if self.depth is not None and self.queries != 1:
             raise ValueError(f"queries must be 1 where depth is fixed, got {self.queries}; or leave depth at None")
         if self.haystack == "text":
-            check_at_most("length", self.length, len(library_text()), "as much text as there is")
+            self._check_at_most("length", self.length, len(library_text()), "as much text as there is")
         width = 2 + self.values_per_key
         spare = self.length // width - self.queries
         what = f"{self.needles} needles and {self.queries} questions of {width} tokens each"
-        check_length(
-            self.length, width * (self.needles + self.queries), what, needles=spare if spare >= self.queries else 0
-        )
+        self._check_length(width * (self.needles + self.queries), what, needles=spare if spare >= self.queries else 0)
 
     def _draw(self, rng: np.random.Generator, batch: int) -> Batch:
         n, m, width = self.needles, self.values_per_key, 2 + self.values_per_key

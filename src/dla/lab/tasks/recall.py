@@ -5,19 +5,7 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
-from dla.lab.tasks.base import (
-    Batch,
-    Ints,
-    Task,
-    check_at_most,
-    check_length,
-    choose,
-    integers,
-    pick,
-    put,
-    starts,
-    with_targets,
-)
+from dla.lab.tasks.base import Batch, Ints, Task, choose, integers, pick, put, starts, with_targets
 from dla.typed import Size
 
 
@@ -42,37 +30,31 @@ class Recall(Task):
     keys: Size = 64
     values: Size = 64
     fillers: Size = 1
-
-    @property
-    def vocab_size(self) -> int:
-        return self.fillers + self.keys + self.values
+    writes: ClassVar[int] = 1  # of a key
 
     @property
     def answers(self) -> range:
-        return range(self.fillers + self.keys, self.vocab_size)
-
-    @property
-    def _writes(self) -> int:
-        return 1
+        first = self.fillers + self.keys
+        return range(first, first + self.values)
 
     @property
     def _asked(self) -> int:
         return self.pairs if self.queries is None else self.queries
 
     def _check(self) -> None:
-        check_at_most("pairs", self.pairs, self.keys, "the keys of a sequence are different, see keys")
-        check_at_most("queries", self._asked, self.pairs, "each key is asked once, see pairs")
-        written = self.pairs * self._writes
+        self._check_at_most("pairs", self.pairs, self.keys, "the keys of a sequence are different, see keys")
+        self._check_at_most("queries", self._asked, self.pairs, "each key is asked once, see pairs")
+        written = self.pairs * self.writes
         if self.queries is None:
-            spare = self.length // (2 * self._writes + 2)
+            spare = self.length // (2 * self.writes + 2)
         else:
-            spare = (self.length // 2 - self.queries) // self._writes
+            spare = (self.length // 2 - self.queries) // self.writes
             spare = spare if spare >= self.queries else 0
         what = f"{written} written pairs and {self._asked} queries of two tokens each"
-        check_length(self.length, 2 * (written + self._asked), what, pairs=spare)
+        self._check_length(2 * (written + self._asked), what, pairs=spare)
 
     def _draw(self, rng: np.random.Generator, batch: int) -> Batch:
-        n, writes = self.pairs, self._writes
+        n, writes = self.pairs, self.writes
         key = self.fillers + choose(rng, batch, self.keys, n)  # [B, n]
         final = integers(rng, self.values, batch, n)
         write_at, query_at = self._places(rng, batch)
@@ -98,7 +80,7 @@ class Recall(Task):
 
     def _places(self, rng: np.random.Generator, batch: int) -> tuple[Ints, Ints]:
         """Where the written pairs [B, pairs · writes] and the queries [B, queries] begin."""
-        written, asked = self.pairs * self._writes, self._asked
+        written, asked = self.pairs * self.writes, self._asked
         free = self.length - 2 * (written + asked)
         u = np.zeros((batch, written + asked))
         u[:, written:] = np.nextafter(1, 0)  # all the fillers before the queries
@@ -124,11 +106,7 @@ class Overwrite(Recall):
 
     name: ClassVar[str] = "overwrite"
     pairs: Size = 8
-    writes: Size = 2
-
-    @property
-    def _writes(self) -> int:
-        return self.writes
+    writes: Size = 2  # type: ignore[misc]  # which Recall has the same for all
 
     def _check(self) -> None:
         if self.values < 2 and self.writes > 1:

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from dla.lab.tasks.base import NO_TARGET, Batch, Task, check_at_most, integers
+from dla.lab.tasks.base import NO_TARGET, Batch, Task, integers
 from dla.typed import Size
 
 Bytes = npt.NDArray[np.uint8]
@@ -37,20 +37,16 @@ class Text(Task):
     until: Size | None = None
 
     @property
-    def vocab_size(self) -> int:
-        return 256
-
-    @property
     def answers(self) -> range:
         return range(256)
 
     def _check(self) -> None:
-        check_at_most("until", self.until or 1, self.length, "there are no more positions, see length")
-        check_at_most("since", (self.since or 0) + 1, self.until or self.length, "nothing would be asked")
+        self._check_at_most("until", self.until or 1, self.length, "there are no more positions, see length")
+        self._check_at_most("since", (self.since or 0) + 1, self.until or self.length, "nothing would be asked")
 
     def _draw(self, rng: np.random.Generator, batch: int) -> Batch:
         text = _corpus(self.corpus, self.part)
-        check_at_most("length", self.length, len(text) - 1, "as much text as there is")
+        self._check_at_most("length", self.length, len(text) - 1, "as much text as there is")
         first = integers(rng, len(text) - self.length, batch, 1)
         window = torch.from_numpy(text[first + np.arange(self.length + 1)].astype(np.int64))
         targets = torch.full((batch, self.length), NO_TARGET)
