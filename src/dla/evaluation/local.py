@@ -10,13 +10,14 @@ import json
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from dla.names import check_known
 from dla.report import shown
 
 Example = dict[str, Any]
 Examples = dict[str, list[Example]]
+Made = TypeVar("Made")
 
 LETTERS = "ABCDEFGH"
 LONGBENCH = (
@@ -83,7 +84,7 @@ def _lines(path: Path) -> Iterator[tuple[int, str]]:
         raise ValueError(f"{path}, line {number + 1}: {error}") from error
 
 
-def read_rows(path: Path, convert: Callable[[Example], Example]) -> list[Example]:
+def read_rows(path: Path, convert: Callable[[Example], Made]) -> list[Made]:
     """The rows of a .jsonl file, converted; one that is no JSON or lacks a field raises ValueError with its line."""
     rows = []
     for number, line in _lines(path):
