@@ -6,8 +6,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 
-from dla.evaluation.paper import LAYOUTS, PAPER_LENGTH, RULER, Column, PaperRow, columns
+from dla.evaluation.paper import LAYOUTS, PAPER_LENGTH, Column, PaperRow, columns
 from dla.evaluation.results import DECISIVE, Evaluation, TaskResult, task_settings
+from dla.evaluation.suites import RULER
 from dla.names import check_known
 from dla.report import Cell, Head, Row, Table
 from dla.report.tables import MEASURED, PAPER
