@@ -9,7 +9,7 @@ from dla.cli import main
 from dla.evaluation.paper import columns
 from dla.evaluation.results import Evaluation, TaskResult, write
 from dla.evaluation.show import run
-from dla.evaluation.tables import make_table
+from dla.evaluation.tables import make_table, with_gains
 from dla.report import Cell, Head, Row, Table
 
 RETRIEVAL = ("squad", "triviaqa", "swde", "fda", "nq", "drop")
@@ -106,22 +106,22 @@ def test_settings_that_differ_are_below():
 
 
 def test_gains_are_of_the_average():
-    table = make_table([A, model("B", [20.0, 20.0, 30.0, 0.0, 5.0, 24.0])], "retrieval", baseline="A")
+    table = with_gains(make_table([A, model("B", [20.0, 20.0, 30.0, 0.0, 5.0, 24.0])], "retrieval"), "A")
     assert [head.kind for head in table.heads][-2:] == ["average", "gain"]
     assert line(table, "A")[-1] is None
     assert line(table, "B")[-1] == pytest.approx(10.0)
     assert cells(table.markdown())[3][-1] == "+10.0 %"
-    worse = make_table([A, model("B", [0.0, 19.5, 30.0, 0.0, 5.0, 25.0])], "retrieval", baseline="A")
+    worse = with_gains(make_table([A, model("B", [0.0, 19.5, 30.0, 0.0, 5.0, 25.0])], "retrieval"), "A")
     assert cells(worse.markdown())[3][-1] == "−11.7 %"
 
 
 def test_gains_without_a_base_are_none():
     nothing = model("N", [0.0] * 6)
-    assert line(make_table([nothing, A], "retrieval", baseline="N"), "A")[-1] is None
+    assert line(with_gains(make_table([nothing, A], "retrieval"), "N"), "A")[-1] is None
     partial = model("P", [None] * 6)
-    assert line(make_table([partial, A], "retrieval", baseline="P"), "A")[-1] is None
+    assert line(with_gains(make_table([partial, A], "retrieval"), "P"), "A")[-1] is None
     with pytest.raises(ValueError, match="baseline: 'Z' is not known"):
-        make_table([A], "retrieval", baseline="Z")
+        with_gains(make_table([A], "retrieval"), "Z")
 
 
 def test_standard_errors_on_request():
@@ -132,7 +132,7 @@ def test_standard_errors_on_request():
 
 
 def test_rows_of_the_paper():
-    table = make_table([A], "retrieval", paper_rows=True, baseline="Mamba-2 (paper)")
+    table = with_gains(make_table([A], "retrieval", paper_rows=True), "Mamba-2 (paper)")
     assert [line.label for line in table.rows[:2]] == ["A", "Mamba-2 (paper)"]
     assert len(table.rows) == 7
     assert line(table, "GDN + DLA (paper)")[:-1] == [27.3, 33.8, 51.7, 22.2, 12.1, 25.8, 28.8]
@@ -317,7 +317,7 @@ def test_csv():
     assert rows[0] == ["model", "source", "one x_1", "one y", "Avg."]
     assert rows[1] == ['a,"b', "measured", "1", "", "2.25"]
     assert rows[2] == ["P", "paper", "0.5", "99.96", ""]
-    both = list(csv.reader(io.StringIO(make_table([A, B], "retrieval", errors=True, baseline="A").csv())))
+    both = list(csv.reader(io.StringIO(with_gains(make_table([A, B], "retrieval", errors=True), "A").csv())))
     assert both[0][2:4] == ["SQuAD", "SQuAD stderr"]
     assert both[0][-3:] == ["Avg.", "Avg. stderr", "Gain"]
     assert {len(row) for row in both} == {17}

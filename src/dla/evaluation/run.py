@@ -216,9 +216,12 @@ def _load(model: str, out: Path, **options: Any) -> Any:
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
     logging.getLogger("lm_eval").setLevel(logging.WARNING)
     try:
+        import datasets  # type: ignore[import-untyped]
+
         from dla.evaluation.adapter import DLALM
     except ImportError as error:
         raise ImportError(f"evaluation needs lm-eval: pip install 'lm-eval==0.4.13' ({error})") from error
+    datasets.disable_progress_bars()
     out.parent.mkdir(parents=True, exist_ok=True)
     try:
         return DLALM(model, cache=out.with_suffix(".requests.jsonl"), **options)

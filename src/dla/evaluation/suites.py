@@ -7,7 +7,7 @@ so all eight show that; `acc_norm` is computed as well where lm-eval has it (Spe
 """
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -188,8 +188,9 @@ def _configured(spec: Spec, folder: Path | None) -> Any:
         if "prompt" in found["test"].column_names:
             config["doc_to_text"] = "{{prompt}}"
     split = config.get("test_split") or config["validation_split"]
+    process = config.pop("process_docs", None)
     # Once, here: lm-eval would process all rows anew each time it looks at them.
-    rows = _processed(found[split], config.pop("process_docs", None))
+    rows = process(found[split]) if process else found[split]
 
     class Task(ConfigurableTask):
         def download(self, *args: Any, **kwargs: Any) -> None:
@@ -200,20 +201,6 @@ def _configured(spec: Spec, folder: Path | None) -> Any:
 
     Task.__name__ = Task.__qualname__ = "ConfigurableTask"
     return Task(config=config | {"num_fewshot": 0, "metadata": (config.get("metadata") or {}) | about})
-
-
-def _processed(rows: Any, process: Callable[[Any], Any] | None) -> Any:
-    import datasets
-
-    if process is None:
-        return rows
-    hidden = datasets.are_progress_bars_disabled()
-    datasets.disable_progress_bars()
-    try:
-        return process(rows)
-    finally:
-        if not hidden:
-            datasets.enable_progress_bars()
 
 
 def _retrieved(spec: Spec, folder: Path | None, tokenizer: Any, context_tokens: int) -> Any:
