@@ -167,6 +167,20 @@ def test_what_failed_is_left_out_and_told(tmp_path: Path, monkeypatch: pytest.Mo
     assert (tmp_path / "efficiency.png").exists()
 
 
+def test_a_process_that_dies_is_a_point_that_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Dying(Lacking):
+        def ask(self, **point: int) -> dict[str, Any]:
+            answer = super().ask(**point)
+            if "failed" in answer:
+                raise ChildProcessError("the process ended with exit code -9 (out of memory?)")
+            return answer
+
+    monkeypatch.setattr(efficiency, "Worker", Dying)
+    found = run(out=tmp_path, **OPTIONS)
+    failed = {row["memory"]: row["failed"] for row in found.figures["rows"] if "failed" in row}
+    assert found.code == 1 and failed == {"dynamic": "the process ended with exit code -9 (out of memory?)"}
+
+
 def test_ratios_are_of_the_same_points() -> None:
     rows = made_up_report()["rows"]
     ratios = [(300 + b + c) / (200 + b + c) for b, c in POINTS]

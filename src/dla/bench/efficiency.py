@@ -14,7 +14,7 @@ from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from textwrap import fill
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import torch
 
@@ -101,7 +101,7 @@ def make_sweep(
     """What to measure at a scale, with its sizes replaced by those given. ``gpu``: whether there is one."""
     check_known("scale", [scale], SWEEPS)
     sizes = {"batches": batches, "contexts": contexts}
-    chosen = {name: tuple(sorted(set(values))) for name, values in sizes.items() if values is not None}
+    chosen: dict[str, Any] = {name: tuple(sorted(set(values))) for name, values in sizes.items() if values is not None}
     device, dtype = ("cuda", "bfloat16") if gpu and scale == "paper" else ("cpu", "float32")
     sweep = replace(SWEEPS[scale], device=device, dtype=dtype, repeats=repeats, **chosen)
     check_fields(sweep)

@@ -4,13 +4,12 @@ import ctypes
 import json
 import statistics
 import sys
-import time
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from dla.bench.timing import peak_extra_bytes
+from dla.bench.timing import now, peak_extra_bytes
 from dla.inspect.observe import observe
 from dla.machine import keep_freed_memory
 from dla.models import DLAForCausalLM
@@ -72,17 +71,11 @@ def measure(model: DLAForCausalLM, *, batch: int, context: int, repeats: int) ->
 
 def _go(model: DLAForCausalLM, ids: Tensor) -> tuple[float, float]:
     """Read the context and decode a token: the seconds of each."""
-    start = _now(model)
+    start = now()
     out = model(ids, use_cache=True, logits_to_keep=1)
-    middle = _now(model)
+    middle = now()
     model(out.logits[:, -1:].argmax(-1), past_key_values=out.past_key_values, use_cache=True)
-    return middle - start, _now(model) - middle
-
-
-def _now(model: DLAForCausalLM) -> float:
-    if model.device.type == "cuda":
-        torch.cuda.synchronize()
-    return time.perf_counter()
+    return middle - start, now() - middle
 
 
 def _runtime_bytes(model: DLAForCausalLM, ids: Tensor) -> int | None:

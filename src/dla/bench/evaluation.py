@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from dla.bench.common import Figures, say
-from dla.bench.timing import interleaved, medians
+from dla.bench.timing import interleaved, medians, now
 from dla.evaluation.local import read_rows
 from dla.models import DLAForCausalLM
 from dla.models.load import load_model
@@ -96,7 +96,7 @@ def compare(model: DLAForCausalLM, requests: Sequence[Request], repeats: int) ->
     tokens = ours.reader.tokens_read
     theirs = sum(len(context) + len(continuation) - 1 for _, context, continuation in requests)
     # beside wall-clock seconds the process's own: where others use the machine, those hold still
-    times = interleaved(calls, repeats, warmup=0, clock=lambda: np.array([time.perf_counter(), time.process_time()]))
+    times = interleaved(calls, repeats, warmup=0, clock=lambda: np.array([now(), time.process_time()]))
     seconds, busy = (medians({name: [x[i] for x in found] for name, found in times.items()}) for i in range(2))
     best = min((name for name in calls if name != "DLALM"), key=seconds.__getitem__)
     return {

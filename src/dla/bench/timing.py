@@ -16,12 +16,15 @@ import torch
 Times = dict[str, list[float]]
 
 
+def now() -> float:
+    """Seconds, as soon as a GPU has done what it was given."""
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+    return time.perf_counter()
+
+
 def interleaved(
-    calls: Mapping[str, Callable[[], object]],
-    rounds: int,
-    *,
-    warmup: int = 1,
-    clock: Callable[[], Any] = time.perf_counter,
+    calls: Mapping[str, Callable[[], object]], rounds: int, *, warmup: int = 1, clock: Callable[[], Any] = now
 ) -> dict[str, list[Any]]:
     """Seconds of every call in each of the rounds, after ``warmup`` rounds that do not count.
 
@@ -30,18 +33,11 @@ def interleaved(
     times: dict[str, list[Any]] = {name: [] for name in calls}
     for i in range(warmup + rounds):
         for name, call in calls.items():
-            _synchronize()
             start = clock()
             call()
-            _synchronize()
             if i >= warmup:
                 times[name].append(clock() - start)
     return times
-
-
-def _synchronize() -> None:
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
 
 
 def medians(times: Times) -> dict[str, float]:

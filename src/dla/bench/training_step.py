@@ -6,6 +6,7 @@ whatever else the machine does falls on both, and their ratio holds.
 
 import statistics
 from collections.abc import Iterator, Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -63,14 +64,11 @@ def run(
 
 def cases(only: str = "") -> Iterator[tuple[dict[str, str], dict[str, Any]]]:
     """What is timed: the names of shape, backbone and memory, and what the worker gets."""
-    for shape, sizes in SHAPES.items():
-        for backbone in BACKBONES:
-            for memory, options in MEMORIES.items():
-                names = {"shape": shape, "backbone": backbone, "memory": memory}
-                if all(word in " ".join(names.values()) for word in only.split()):
-                    length = {"max_position_embeddings": sizes["length"]}
-                    model = {"backbone": backbone, **SMALL, **sizes["model"], **length, **options}
-                    yield names, {**sizes, "model": model}
+    for (shape, sizes), backbone, (memory, options) in product(SHAPES.items(), BACKBONES, MEMORIES.items()):
+        names = {"shape": shape, "backbone": backbone, "memory": memory}
+        if all(word in " ".join(names.values()) for word in only.split()):
+            length = {"max_position_embeddings": sizes["length"]}
+            yield names, {**sizes, "model": {"backbone": backbone, **SMALL, **sizes["model"], **length, **options}}
 
 
 def measure(workers: Sequence[Worker], case: dict[str, Any], repeats: int) -> Figures:

@@ -264,14 +264,12 @@ class DLALM(TemplateLM):
             raise ValueError(
                 f"max_gen_toks must be from 1 to {self.max_length - 1}, one less than max_length, got {most}"
             )
-        tokens = self._encode_prompt(context) or [self.prefix_token_id]
+        begun = has_bos_prefix(context, getattr(self.tokenizer, "bos_token", None))
+        tokens = self.tok_encode(context, add_special_tokens=False if begun else self.add_bos_token)
+        tokens = tokens or [self.prefix_token_id]
         lookback = LOOKBACK + max((len(self.tok_encode(x, add_special_tokens=False)) for x in until), default=0)
         kept = tokens[-(self.max_length - most) :]
         return Generation(kept, until, most, lookback, truncated=len(kept) < len(tokens))
-
-    def _encode_prompt(self, context: str) -> list[int]:
-        begun = has_bos_prefix(context, getattr(self.tokenizer, "bos_token", None))
-        return self.tok_encode(context, add_special_tokens=False if begun else self.add_bos_token)
 
     def _stops(self, asked: Generation, tokens: list[int]) -> bool:
         """Whether a text is complete: a stop token of the model, or a stop string in the last tokens."""

@@ -5,6 +5,7 @@ import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
+from textwrap import shorten
 from typing import Any
 from urllib.parse import urlparse
 from urllib.request import getproxies
@@ -17,8 +18,7 @@ class Unavailable(Exception):  # noqa: N818 (it is an answer as much as an error
 
 
 def _one_line(error: BaseException) -> str:
-    text = " ".join(str(error).split()) or type(error).__name__
-    return text if len(text) <= 200 else text[:199] + "…"
+    return shorten(str(error), 200, placeholder="…") or type(error).__name__
 
 
 @cache

@@ -133,9 +133,8 @@ def _natural_question(row: Example) -> Example:
 
 
 def _longbench_row(row: Example) -> Example:
-    kept = _fields({**row, "all_classes": row.get("all_classes") or []}, context=str, input=str,
-                   answers=list[str], all_classes=list[str])  # fmt: skip
-    return {"context": kept.pop("context"), "question": kept.pop("input"), **kept}
+    row = {**row, "question": row["input"], "all_classes": row.get("all_classes") or []}
+    return _fields(row, context=str, question=str, answers=list[str], all_classes=list[str])
 
 
 def _longbench_prompt(row: Example) -> Example:
@@ -209,7 +208,7 @@ def _rows(file: str, made: Callable[[Example], Example]) -> Callable[[Path], lis
     return lambda folder: read_rows(_find(folder, file), made)
 
 
-WINOGRANDE = {"sentence": str, "option1": str, "option2": str, "answer": Literal["1", "2"]}
+WINOGRANDE: dict[str, Any] = {"sentence": str, "option1": str, "option2": str, "answer": Literal["1", "2"]}
 # Of each set its split, what reads it, and the rows of the complete set: a file with another number of them is not
 # reported as the official one.
 READERS: dict[str, tuple[str, Callable[[Path], list[Example]], int]] = {
