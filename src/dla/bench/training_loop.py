@@ -2,11 +2,10 @@
 
 import tempfile
 import time
-from collections import deque
 from collections.abc import Sequence
+from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -137,10 +136,22 @@ def _loaders(made: Run) -> dict[str, float]:
     assert made.corpus.train is not None
     batch, length = made.recipe.batch, made.recipe.data.length
     count = max(1, LOADED // (batch.sequences * length))
-    sizes: dict[str, Any] = {"length": length, "sequences": batch.sequences, "micro": batch.micro}
     calls = {}
     for documents in DOCUMENTS:
-        feed = ShardFeed(made.corpus.train, made.corpus.weights, documents=documents, seed=made.recipe.seed, **sizes)
-        calls[f"loader, {documents}"] = lambda feed=feed: deque(islice(feed.batches(), count), maxlen=0)
+        feed = ShardFeed(
+            made.corpus.train,
+            made.corpus.weights,
+            length=length,
+            documents=documents,
+            sequences=batch.sequences,
+            micro=batch.micro,
+            seed=made.recipe.seed,
+        )
+        calls[f"loader, {documents}"] = partial(_load, feed, count)
     tokens = count * batch.sequences * length
     return {name: tokens / s for name, s in medians(interleaved(calls, 3)).items()}
+
+
+def _load(feed: ShardFeed, count: int) -> None:
+    for _ in islice(feed.batches(), count):
+        pass

@@ -32,8 +32,8 @@ from lm_eval.models.utils import (
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 from tqdm import tqdm  # type: ignore[import-untyped]
 
-from dla.evaluation.request_cache import RequestCache, request_key
-from dla.fingerprint import model_fingerprint, tokenizer_fingerprint
+from dla.evaluation.request_cache import RequestCache
+from dla.fingerprint import json_fingerprint, model_fingerprint, tokenizer_fingerprint
 from dla.models.causal_lm import DLAForCausalLM
 from dla.models.continuations import Question, go_on, score
 from dla.models.forest import Reader
@@ -293,7 +293,7 @@ class DLALM(TemplateLM):
         """
         if self.results is None:
             return [], {}, list(range(len(asked)))
-        keys = [request_key(self.fingerprint, kind, tokens, about) for tokens, about in asked]
+        keys = [json_fingerprint([self.fingerprint, kind, list(tokens), about]) for tokens, about in asked]
         found = [self.results.get(key, result) for key in keys]
         missing = [number for number, value in enumerate(found) if value is None]
         return keys, {number: value for number, value in enumerate(found) if value is not None}, missing

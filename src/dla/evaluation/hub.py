@@ -22,22 +22,16 @@ def _one_line(error: BaseException) -> str:
 
 
 @cache
-def _address() -> tuple[str, int]:
-    """Who is asked first: the proxy if there is one, else the hub itself."""
-    from huggingface_hub import constants
-
-    proxies = getproxies()
-    url = urlparse(proxies.get("https") or proxies.get("all") or constants.ENDPOINT)
-    return url.hostname or "huggingface.co", url.port or (80 if url.scheme == "http" else 443)
-
-
-@cache
 def unreachable() -> str:
     """Why the hub cannot be reached, "" if it can; asked once a process, for a few seconds at most."""
+    from huggingface_hub import constants
+
     for name in ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE"):
         if os.environ.get(name, "").upper() in {"1", "ON", "YES", "TRUE"}:
             return f"{name} is set"
-    host, port = _address()
+    proxies = getproxies()
+    url = urlparse(proxies.get("https") or proxies.get("all") or constants.ENDPOINT)
+    host, port = url.hostname or "huggingface.co", url.port or (80 if url.scheme == "http" else 443)
     try:
         socket.create_connection((host, port), timeout=TIMEOUT).close()
     except OSError as error:

@@ -1,11 +1,9 @@
 """Finished requests in a file, so that an interrupted evaluation goes on where it was."""
 
 import logging
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from dla.fingerprint import json_fingerprint
 from dla.report.jsonl import Writer, read
 from dla.typed import convert
 
@@ -58,8 +56,3 @@ class RequestCache:
         if self._file is not None:
             self._file.close()
             self._file = None
-
-
-def request_key(fingerprint: str, kind: str, tokens: Sequence[int], asked: Any) -> str:
-    """The key of a request: what was computed with, the kind, the tokens read, and what was asked about them."""
-    return json_fingerprint([fingerprint, kind, list(tokens), asked])
