@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from dla.models import DLAForCausalLM
+from dla.models.load import load_model
 from dla.models.loss import IGNORED
 from dla.text import model_tokenizer
 from dla.training.data.documents import documents
@@ -76,7 +77,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--field", default="text", help="the column or key of the text (%(default)s)")
     parser.add_argument("--tokenizer", help="(the model's)")
     args = parser.parse_args(argv)
-    model = DLAForCausalLM.from_pretrained(args.model).eval()
+    model = load_model(args.model, dtype=None)
     tokenizer = model_tokenizer(args.model, args.tokenizer, model.config.vocab_size)
     texts = encode(tokenizer, list(documents(Source(args.source, field=args.field))))
     figures = measure(model, texts, args.contexts, args.tokens, args.places)

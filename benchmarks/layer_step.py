@@ -16,7 +16,8 @@ import torch
 from dla.layers.call import Call
 from dla.layers.fused import program
 from dla.layers.packing import find_packing
-from dla.models import DLACache, DLAForCausalLM, preset
+from dla.models import DLACache, DLAForCausalLM
+from dla.models.load import load_model
 from dla.ops.cpu import ground
 from dla.ops.cpu.binding import run
 
@@ -70,8 +71,7 @@ def main() -> None:
     rows = []
     for name in args.presets:
         for memory in MEMORIES:
-            torch.manual_seed(0)
-            model = DLAForCausalLM(preset(name, memory=memory)).eval()
+            model = load_model(name, memory=memory, device="cpu")
             ids = torch.randint(0, model.config.vocab_size, (1, CONTEXT + args.tokens))
             with torch.inference_mode():
                 found = measure(model, ids)

@@ -19,13 +19,15 @@ import torch
 from torch import Tensor, nn
 from transformers import Mamba2Config, Mamba2ForCausalLM
 
-from dla.bench.common import deliver, machine
+from dla.bench.common import machine
 from dla.bench.timing import interleaved, medians, ratio
+from dla.cli import show
 from dla.layers import Packing
 from dla.layers.call import Call
 from dla.models import DLAForCausalLM
 from dla.models.convert import convert
 from dla.report import table
+from dla.report.found import Found
 
 ROUNDS = 7
 CHUNKS = (64, 256)  # transformers' chunk_size: which is faster depends on the machine
@@ -93,7 +95,7 @@ def main() -> None:
     text = f"{chosen.tokens} tokens, {chosen.heads} heads; outputs differ by {difference:.1e} of the largest"
     sizes = {"tokens": chosen.tokens, "heads": chosen.heads}
     report = {"machine": machine(), **sizes, "difference": difference, "rounds": ROUNDS, "mixers": rows}
-    deliver(report, f"{table(rows)}\n{text}", chosen.json, as_json=False)
+    show(Found(f"{table(rows)}\n{text}", report, chosen.json), argparse.Namespace())
 
 
 if __name__ == "__main__":

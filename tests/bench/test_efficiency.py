@@ -9,26 +9,30 @@ import pytest
 import torch
 
 from dla.bench import efficiency
-from dla.bench.efficiency import NAMES, Worker, command, draw, make_sweep, run
-from dla.bench.efficiency_worker import build, describe, measure
+from dla.bench.efficiency import NAMES, command, draw, make_sweep, run
+from dla.bench.efficiency_worker import describe, measure
+from dla.bench.timing import Worker
+from dla.cli import main
 from dla.models import DLAForCausalLM, preset
+from dla.models.load import load_model
 
 MIB = 1 << 20
 POINTS = [(1, 128), (2, 128), (1, 16)]  # of the batches 1 and 2 and the contexts 16 and 128
 OPTIONS: dict[str, Any] = {"batches": (2, 1), "contexts": (16, 128), "repeats": 1}
 
 
+def build(preset: str, memory: str) -> DLAForCausalLM:
+    return load_model(preset, memory=memory, device="cpu")
+
+
 class Here:
     """A worker in this process: nothing has to be imported anew."""
 
-    def __init__(self, command: list[str]) -> None:
-        self.model = build(**json.loads(command[-1]))
-
-    def facts(self) -> dict[str, Any]:
-        return describe(self.model)
+    def __init__(self, *command: str) -> None:
+        self.model = load_model(**json.loads(command[-1]))
 
     def ask(self, **point: int) -> dict[str, Any]:
-        return measure(self.model, **point)
+        return measure(self.model, **point) if point else describe(self.model)
 
     def close(self) -> None:
         pass
@@ -37,13 +41,12 @@ class Here:
 class Lacking:
     """A worker without a model, whose DLA does not fit into memory with two sequences."""
 
-    def __init__(self, command: list[str]) -> None:
+    def __init__(self, *command: str) -> None:
         self.dynamic = json.loads(command[-1])["memory"] == "dynamic"
 
-    def facts(self) -> dict[str, Any]:
-        return {"device": "CPU", "boundary rate": 0.5}
-
     def ask(self, **point: int) -> dict[str, Any]:
+        if not point:
+            return {"device": "CPU", "boundary rate": 0.5}
         lacking = self.dynamic and point["batch"] == 2
         return {"failed": "out of memory"} if lacking else {"tokens/s": 2.0, "runtime bytes": MIB}
 
@@ -75,12 +78,9 @@ def test_the_scales() -> None:
 
 
 @pytest.mark.parametrize("wrong", [{"scale": "papper"}, {"batches": [0]}, {"contexts": []}, {"repeats": 0}])
-def test_wrong_arguments_are_refused_before_work_starts(
-    wrong: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert run(**wrong, out=tmp_path / "out") == 2
-    message = capsys.readouterr().err
-    assert message.startswith("dla reproduce efficiency: ") and next(iter(wrong)) in message
+def test_wrong_arguments_are_refused_before_work_starts(wrong: dict[str, Any], tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=next(iter(wrong))):
+        run(**wrong, out=tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
@@ -137,7 +137,9 @@ def test_boundary_rate() -> None:
 def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(efficiency, "Worker", Here)
     monkeypatch.setattr(efficiency, "CONTEXT", 24)
-    assert run(out=tmp_path, batches=(2, 1), contexts=(16, 24), repeats=1) == 0
+    sweep = make_sweep("tiny", (2, 1), (16, 24), 1, gpu=False)
+    monkeypatch.setitem(efficiency.SWEEPS, "tiny", sweep)
+    assert main(["reproduce", "efficiency", "--out", str(tmp_path)]) == 0
     shown = capsys.readouterr().out
     report = json.loads((tmp_path / "efficiency.json").read_text())
     measured = [(row["batch"], row["context"], row["memory"]) for row in report["rows"]]
@@ -152,19 +154,31 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: py
     assert (tmp_path / "efficiency.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_what_failed_is_left_out_and_told(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_failed_is_left_out_and_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(efficiency, "Worker", Lacking)
-    assert run(out=tmp_path, **OPTIONS, as_json=True) == 1
-    report = json.loads(capsys.readouterr().out)
-    assert report == json.loads((tmp_path / "efficiency.json").read_text())
+    found = run(out=tmp_path, **OPTIONS)
+    report = found.figures
+    assert found.code == 1 and found.file == tmp_path / "efficiency.json"
     failed = [row for row in report["rows"] if "failed" in row]
     assert failed == [{"memory": "dynamic", "batch": 2, "context": 128, "failed": "out of memory"}]
-    assert "DLA, batch 2, context 128: failed: out of memory" in efficiency.text(report)
+    assert "DLA, batch 2, context 128: failed: out of memory" in found.text
     left = draw(report).axes[0]
     assert [len(line.get_xdata()) for line in left.lines] == [2, 2, 1]
     assert (tmp_path / "efficiency.png").exists()
+
+
+def test_a_process_that_dies_is_a_point_that_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Dying(Lacking):
+        def ask(self, **point: int) -> dict[str, Any]:
+            answer = super().ask(**point)
+            if "failed" in answer:
+                raise ChildProcessError("the process ended with exit code -9 (out of memory?)")
+            return answer
+
+    monkeypatch.setattr(efficiency, "Worker", Dying)
+    found = run(out=tmp_path, **OPTIONS)
+    failed = {row["memory"]: row["failed"] for row in found.figures["rows"] if "failed" in row}
+    assert found.code == 1 and failed == {"dynamic": "the process ended with exit code -9 (out of memory?)"}
 
 
 def test_ratios_are_of_the_same_points() -> None:
@@ -193,9 +207,9 @@ def test_the_picture() -> None:
 
 @pytest.mark.slow  # it imports torch and transformers anew
 def test_a_process_of_its_own_gives_the_same_kind_of_answer() -> None:
-    worker = Worker(command(make_sweep("tiny", None, None, 1, gpu=False), "log_linear"))
+    worker = Worker(*command(make_sweep("tiny", None, None, 1, gpu=False), "log_linear"))
     model = build("mamba2-tiny", "log_linear")
-    assert worker.facts()["parameters"] == sum(x.numel() for x in model.parameters())
+    assert worker.ask()["parameters"] == sum(x.numel() for x in model.parameters())
     answer = worker.ask(batch=1, context=8, repeats=1)
     worker.close()
     assert answer.keys() == measure(model, batch=1, context=8, repeats=1).keys()
@@ -205,18 +219,18 @@ def test_a_process_of_its_own_gives_the_same_kind_of_answer() -> None:
 def test_after_a_death_there_is_a_new_process() -> None:
     code = """
 import json, os, sys
-print(json.dumps({"facts": 1}), flush=True)
 for line in sys.stdin:
     if json.loads(line)["batch"] > 1:
         os._exit(7)
     print(line, end="", flush=True)
 """
-    worker = Worker([sys.executable, "-c", code])
+    worker = Worker(sys.executable, "-c", code)
     assert worker.ask(batch=1) == {"batch": 1}
-    assert "exit code 7" in worker.ask(batch=2)["failed"]
-    assert worker.ask(batch=1) == {"batch": 1} and worker.facts() == {"facts": 1}
+    with pytest.raises(ChildProcessError, match="exit code 7"):
+        worker.ask(batch=2)
+    assert worker.ask(batch=1) == {"batch": 1}
     worker.close()
-    mute = Worker([sys.executable, "-c", "raise SystemExit(3)"])
-    with pytest.raises(RuntimeError, match="exit code 3"):
-        mute.facts()
+    mute = Worker(sys.executable, "-c", "raise SystemExit(3)")
+    with pytest.raises(ChildProcessError, match="exit code 3"):
+        mute.ask()
     mute.close()

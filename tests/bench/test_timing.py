@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
-
 import pytest
 
-from dla.bench.common import deliver, held_to
+from dla.bench.common import held_to
 from dla.bench.timing import interleaved, medians, ratio
 
 
@@ -32,11 +29,3 @@ def test_ratios_are_those_of_each_round() -> None:
 def test_figures_are_held_to_their_limits(required: str, value: float, holds: bool) -> None:
     row = held_to(required, "speed", value, seconds=None)
     assert row == {"figure": "speed", "value": value, "required": required, "holds": holds, "seconds": None}
-
-
-def test_reports_are_written_and_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    out = tmp_path / "new" / "report.json"
-    deliver({"a": 1}, "one", out, as_json=False)
-    assert capsys.readouterr().out == "one\n" and json.loads(out.read_text()) == {"a": 1}
-    deliver({"a": 1}, "", None, as_json=True)
-    assert json.loads(capsys.readouterr().out) == {"a": 1}

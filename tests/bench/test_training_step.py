@@ -11,6 +11,7 @@ import pytest
 from dla.bench import training_step
 from dla.bench.timing import spread
 from dla.bench.training_step import BACKBONES, MEMORIES, PARTS, SHAPES, cases, medians, run
+from dla.cli import main
 from dla.models import DLAConfig
 
 ROOT = Path(__file__).parents[2]
@@ -72,7 +73,8 @@ def test_what_cannot_be_is_refused(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_two_checkouts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "step.json"
-    assert run(against=ROOT, only="96 linear single", repeats=2, out=out, as_json=True) == 0
+    options = ["--against", str(ROOT), "--only", "96 linear single", "--repeats", "2", "--out", str(out)]
+    assert main(["bench", "step", *options, "--json"]) == 0
     report = json.loads(out.read_text())
     assert report == json.loads(capsys.readouterr().out)
     (row,) = report["rows"]

@@ -17,6 +17,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import Mamba2Config, Mamba2ForCausalLM, PreTrainedTokenizerFast
 
 from dla.bench import evaluation as bench
+from dla.cli import main
 from dla.evaluation.adapter import DLALM
 from dla.evaluation.request_cache import RequestCache
 from dla.fingerprint import model_fingerprint
@@ -556,7 +557,8 @@ def test_the_benchmark(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
     row = {"ctx": "A man is sitting on a roof. he", "endings": ["is using wrap.", "starts pulling up roofing."]}
     rows.write_text(json.dumps(row) + "\n")
     out = tmp_path / "figures.json"
-    assert bench.run(requests=2, context=30, ending=5, rows=rows, repeats=1, out=out, as_json=True) == 0
+    sizes = ["--requests", "2", "--context", "30", "--ending", "5", "--repeats", "1"]
+    assert main(["bench", "eval", *sizes, "--rows", str(rows), "--out", str(out), "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
     assert report == json.loads(out.read_text())
     made_up, real = report["rows"]
@@ -566,3 +568,5 @@ def test_the_benchmark(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
     rows.write_text('{"text": "no endings"}\n')
     with pytest.raises(ValueError, match="ctx"):
         bench.run(rows=rows)
+    with pytest.raises(ValueError, match="endings must be an integer >= 1, got 0"):
+        bench.run(endings=0)

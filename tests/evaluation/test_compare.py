@@ -5,7 +5,8 @@ import time
 import numpy as np
 import pytest
 
-from dla.evaluation.compare import bootstrap, bootstrap_p, compare, mcnemar, run
+from dla.cli import main
+from dla.evaluation.compare import bootstrap, bootstrap_p, compare, mcnemar
 from dla.evaluation.results import Evaluation, TaskResult, write
 
 
@@ -205,8 +206,13 @@ def paths(tmp_path):
     return [tmp_path / "a.json", tmp_path / "b.json"]
 
 
+def run(paths, *more):
+    """`dla eval compare`"""
+    return main(["eval", "compare", *map(str, paths), *map(str, more)])
+
+
 def test_command(paths, tmp_path, capsys):
-    assert run(paths, out=tmp_path / "new" / "c.json", as_json=False) == 0
+    assert run(paths, "--out", tmp_path / "new" / "c.json") == 0
     text = capsys.readouterr().out
     assert text.startswith("A: A\nB: B\n")
     assert "+25.00" in text
@@ -214,18 +220,19 @@ def test_command(paths, tmp_path, capsys):
     assert "left out: OBQA: 1 samples only in A, 0 only in B" in text
     found = json.loads((tmp_path / "new" / "c.json").read_text())
     assert [row["task"] for row in found["rows"]] == ["piqa", "arc", "obqa", "all"]
-    assert run(paths, out=tmp_path / "c.md", as_json=True) == 0
+    assert run(paths, "--out", tmp_path / "c.md", "--json") == 0
     assert json.loads(capsys.readouterr().out) == found
     assert (tmp_path / "c.md").read_text(encoding="utf-8") == text
 
 
 def test_command_refuses(paths, tmp_path, capsys):
-    assert run(paths[:1], out=None, as_json=False) == 2
+    with pytest.raises(SystemExit, match="2"):
+        run(paths[:1])
     (tmp_path / "bad.json").write_text("{")
-    assert run([paths[0], tmp_path / "bad.json"], out=None, as_json=False) == 2
+    assert run([paths[0], tmp_path / "bad.json"]) == 2
     assert capsys.readouterr().err.count("dla eval compare: ") == 2
     write(model(task([1], "swde"), label="C"), tmp_path / "c.json")
-    assert run([paths[0], tmp_path / "c.json"], out=None, as_json=False) == 1
+    assert run([paths[0], tmp_path / "c.json"]) == 1
     assert "not compared: SWDE: only in B" in capsys.readouterr().out
 
 

@@ -76,7 +76,7 @@ def test_other_settings_are_run_again(model: Path, data: Path, tmp_path: Path) -
     [
         (("--task", "hellaswagg"), "hellaswag"),
         ((), "no tasks were chosen"),
-        (("--task", "piqa", "--limit", "0"), "limit must be an integer >= 1, got 0"),
+        (("--task", "piqa", "--limit", "0"), "limit must be an integer >= 1 or None, got 0"),
         (("--task", "piqa", "--max-length", "0"), "max_length must be an integer >= 1"),
     ],
 )
@@ -95,6 +95,27 @@ def test_a_corrupt_file_keeps_what_is_finished(model: Path, data: Path, tmp_path
     error = capfd.readouterr().err.splitlines()[-1]
     assert error.startswith("dla eval: ") and "lambada_test.jsonl" in error and "what is finished is in" in error
     assert [task.name for task in read(out).tasks] == ["piqa"]
+
+
+def test_an_interrupt_says_what_is_finished(
+    model: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Any
+) -> None:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    out = tmp_path / "result.json"
+    assert on_piqa(model, data, out) == 0
+    monkeypatch.setattr("dla.evaluation.run.evaluate_task", interrupt)
+    capfd.readouterr()
+    assert run(model, "--task", "piqa", "lambada", "--data", data, "--out", out) == 130
+    said = capfd.readouterr().err
+    assert said.endswith(f"\ninterrupted (what is finished is in {out}, and the same command goes on)\n")
+
+
+def test_tables_as_json(model: Path, data: Path, tmp_path: Path, capfd: Any) -> None:
+    assert on_piqa(model, data, tmp_path / "result.json", "--json") == 0
+    (table,) = json.loads(capfd.readouterr().out)
+    assert table["name"] == "commonsense" and table["lines"][0]["cells"][1]["n"] == 6
 
 
 def test_ruler_at_any_length(model: Path, tmp_path: Path) -> None:
@@ -230,7 +251,7 @@ def test_an_interrupted_reproduction_is_130(tmp_path: Path, monkeypatch: pytest.
     """Training ends well when it is interrupted, with a checkpoint and without a model."""
     monkeypatch.setattr("dla.training.run.run", lambda *_: 0)
     assert main(["reproduce", "table1", "--out", str(tmp_path / "out")]) == 130
-    assert capfd.readouterr().err.endswith("interrupted; the same command goes on from there\n")
+    assert capfd.readouterr().err.endswith("interrupted (the same command goes on from there)\n")
 
 
 def test_tables_that_cannot_be_written_are_one_line(

@@ -5,10 +5,11 @@ import re
 
 import pytest
 
-from dla.evaluation import compare, show
+from dla.cli import main
 from dla.evaluation.paper import columns
 from dla.evaluation.results import Evaluation, TaskResult, write
-from dla.evaluation.tables import make_table
+from dla.evaluation.show import run
+from dla.evaluation.tables import make_table, with_gains
 from dla.report import Cell, Head, Row, Table
 
 RETRIEVAL = ("squad", "triviaqa", "swde", "fda", "nq", "drop")
@@ -105,22 +106,22 @@ def test_settings_that_differ_are_below():
 
 
 def test_gains_are_of_the_average():
-    table = make_table([A, model("B", [20.0, 20.0, 30.0, 0.0, 5.0, 24.0])], "retrieval", baseline="A")
+    table = with_gains(make_table([A, model("B", [20.0, 20.0, 30.0, 0.0, 5.0, 24.0])], "retrieval"), "A")
     assert [head.kind for head in table.heads][-2:] == ["average", "gain"]
     assert line(table, "A")[-1] is None
     assert line(table, "B")[-1] == pytest.approx(10.0)
     assert cells(table.markdown())[3][-1] == "+10.0 %"
-    worse = make_table([A, model("B", [0.0, 19.5, 30.0, 0.0, 5.0, 25.0])], "retrieval", baseline="A")
+    worse = with_gains(make_table([A, model("B", [0.0, 19.5, 30.0, 0.0, 5.0, 25.0])], "retrieval"), "A")
     assert cells(worse.markdown())[3][-1] == "−11.7 %"
 
 
 def test_gains_without_a_base_are_none():
     nothing = model("N", [0.0] * 6)
-    assert line(make_table([nothing, A], "retrieval", baseline="N"), "A")[-1] is None
+    assert line(with_gains(make_table([nothing, A], "retrieval"), "N"), "A")[-1] is None
     partial = model("P", [None] * 6)
-    assert line(make_table([partial, A], "retrieval", baseline="P"), "A")[-1] is None
+    assert line(with_gains(make_table([partial, A], "retrieval"), "P"), "A")[-1] is None
     with pytest.raises(ValueError, match="baseline: 'Z' is not known"):
-        make_table([A], "retrieval", baseline="Z")
+        with_gains(make_table([A], "retrieval"), "Z")
 
 
 def test_standard_errors_on_request():
@@ -131,7 +132,7 @@ def test_standard_errors_on_request():
 
 
 def test_rows_of_the_paper():
-    table = make_table([A], "retrieval", paper_rows=True, baseline="Mamba-2 (paper)")
+    table = with_gains(make_table([A], "retrieval", paper_rows=True), "Mamba-2 (paper)")
     assert [line.label for line in table.rows[:2]] == ["A", "Mamba-2 (paper)"]
     assert len(table.rows) == 7
     assert line(table, "GDN + DLA (paper)")[:-1] == [27.3, 33.8, 51.7, 22.2, 12.1, 25.8, 28.8]
@@ -316,7 +317,7 @@ def test_csv():
     assert rows[0] == ["model", "source", "one x_1", "one y", "Avg."]
     assert rows[1] == ['a,"b', "measured", "1", "", "2.25"]
     assert rows[2] == ["P", "paper", "0.5", "99.96", ""]
-    both = list(csv.reader(io.StringIO(make_table([A, B], "retrieval", errors=True, baseline="A").csv())))
+    both = list(csv.reader(io.StringIO(with_gains(make_table([A, B], "retrieval", errors=True), "A").csv())))
     assert both[0][2:4] == ["SQuAD", "SQuAD stderr"]
     assert both[0][-3:] == ["Avg.", "Avg. stderr", "Gain"]
     assert {len(row) for row in both} == {17}
@@ -338,9 +339,13 @@ def paths(tmp_path):
     return [tmp_path / "a.json", tmp_path / "b.json"]
 
 
+def show(paths, *more):
+    """`dla eval table`"""
+    return main(["eval", "table", *map(str, paths), *map(str, more)])
+
+
 def test_command_prints_the_tables_there_are(paths, capsys):
-    arguments = {"layouts": None, "formats": [], "out": None, "paper": False, "baseline": "A", "as_json": False}
-    assert show.run(paths, **arguments) == 0
+    assert show(paths, "--baseline", "A") == 0
     text = capsys.readouterr().out
     assert text.startswith("In-context retrieval\n")
     assert "LAMBADA" not in text
@@ -348,7 +353,8 @@ def test_command_prints_the_tables_there_are(paths, capsys):
 
 def test_command_writes_files(paths, tmp_path, capsys):
     out = tmp_path / "tables"
-    assert show.run(paths, layouts=["retrieval", "ruler"], formats=["markdown", "latex", "csv", "json"], out=out) == 0
+    formats = ["markdown", "latex", "csv", "json"]
+    assert show(paths, "--layout", "retrieval", "ruler", "--format", *formats, "--out", out) == 0
     names = sorted(entry.name for entry in out.iterdir())
     assert names == sorted(f"{x}.{y}" for x in ("retrieval", "ruler") for y in ("md", "tex", "csv", "json"))
     assert capsys.readouterr().out.splitlines()[0] == str(out / "retrieval.md")
@@ -356,42 +362,46 @@ def test_command_writes_files(paths, tmp_path, capsys):
 
 
 def test_command_as_json(paths, capsys):
-    assert show.run(paths, paper=True, as_json=True) == 0
+    assert show(paths, "--paper", "--json") == 0
     (found,) = json.loads(capsys.readouterr().out)
     assert [row["label"] for row in found["lines"]][:3] == ["A", "B", "Mamba-2 (paper)"]
 
 
 def test_command_with_a_baseline_of_some_tables(paths, capsys):
-    layouts = ["retrieval", "commonsense"]
-    assert show.run(paths, layouts=layouts, paper=True, baseline="Transformer (paper)") == 0
+    layouts = ["--layout", "retrieval", "commonsense"]
+    assert show(paths, *layouts, "--paper", "--baseline", "Transformer (paper)") == 0
     assert "there is no row Transformer (paper) here to compare with." in capsys.readouterr().out
 
 
 def test_command_prints_the_paper_alone(capsys):
-    assert show.run([], paper=True) == 0
+    assert show([], "--paper") == 0
     assert capsys.readouterr().out.count("Mamba-2 + Log-Linear (paper)") == 5
 
 
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"formats": ["html"]}, "format: 'html' is not known"),
-        ({"layouts": ["table1"]}, "layout: 'table1' is not known"),
-        ({"baseline": "Z"}, "baseline: 'Z' is not known"),
+        (["--layout", "table1"], "layout: 'table1' is not known"),
+        (["--baseline", "Z"], "baseline: 'Z' is not known"),
     ],
 )
 def test_command_refuses_in_one_line(paths, capsys, options, words):
-    assert show.run(paths, **options) == 2
+    assert show(paths, *options) == 2
     error = capsys.readouterr().err
     assert error.startswith(f"dla eval table: {words}")
     assert error.count("\n") == 1
 
 
+def test_unknown_formats_are_refused(paths):
+    with pytest.raises(ValueError, match="format: 'html' is not known"):
+        run(paths, formats=["html"])
+
+
 def test_command_needs_files(tmp_path, capsys):
-    assert show.run([]) == 2
-    assert show.run([tmp_path / "none.json"]) == 2
+    assert show([]) == 2
+    assert show([tmp_path / "none.json"]) == 2
     write(Evaluation("m", "m", [task("own", 1.0)]), tmp_path / "own.json")
-    assert show.run([tmp_path / "own.json"]) == 2
+    assert show([tmp_path / "own.json"]) == 2
     assert "none of the tasks evaluated is in a table: own" in capsys.readouterr().err
 
 
@@ -401,7 +411,7 @@ def test_command_needs_files(tmp_path, capsys):
 def test_damaged_files_are_one_line(content, paths, tmp_path, capsys):
     broken = tmp_path / "broken.json"
     broken.write_bytes(content)
-    assert show.run([paths[0], broken]) == 2
-    assert compare.run([paths[0], broken]) == 2
+    assert show([paths[0], broken]) == 2
+    assert main(["eval", "compare", str(paths[0]), str(broken)]) == 2
     errors = capsys.readouterr().err.splitlines()
     assert len(errors) == 2 and all(str(broken) in error for error in errors)

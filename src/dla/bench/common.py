@@ -1,22 +1,17 @@
-"""What the benchmarks share beside their clock: models, the machine, figures that are held to a limit, reports."""
+"""What the benchmarks share beside their clock: the machine, figures that are held to a limit, words on the way."""
 
-import json
 import platform
 import sys
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from dla.ops.cpu import library
 
-if TYPE_CHECKING:
-    from dla.models import DLAForCausalLM
-
-Row = dict[str, Any]
+Figures = dict[str, Any]  # by their names, for JSON
 
 
-def machine() -> Row:
+def machine() -> Figures:
     """What the figures of a report were measured on."""
     return {
         "threads": torch.get_num_threads(),
@@ -27,15 +22,7 @@ def machine() -> Row:
     }
 
 
-def random_model(name: str, memory: str) -> "DLAForCausalLM":
-    """A preset with random weights, the same each time."""
-    from dla.models import DLAForCausalLM, preset
-
-    torch.manual_seed(0)
-    return DLAForCausalLM(preset(name, memory=memory)).eval()
-
-
-def held_to(required: str, figure: str, value: float, **more: Any) -> Row:
+def held_to(required: str, figure: str, value: float, **more: Any) -> Figures:
     """A figure with its limit, such as ">= 30 x", and whether that holds."""
     sign, bound = required.replace(",", "").split()[:2]
     holds = value >= float(bound) if sign == ">=" else value <= float(bound)
@@ -45,13 +32,3 @@ def held_to(required: str, figure: str, value: float, **more: Any) -> Row:
 def say(line: str) -> None:
     """How far a benchmark is, for who waits for it."""
     print(line, file=sys.stderr, flush=True)
-
-
-def deliver(report: Row, text: str, out: Path | None, as_json: bool) -> None:
-    """Write a report to a file, if one is named, and print it: as JSON, or what there is of text for people."""
-    written = json.dumps(report, indent=2)
-    if out is not None:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        out.write_text(written + "\n")
-    if as_json or text:
-        print(written if as_json else text)

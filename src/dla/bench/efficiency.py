@@ -8,22 +8,24 @@ point by point, so that what else the machine does falls on all of them.
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from textwrap import fill
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import torch
 
-from dla.bench.common import machine
+from dla.bench.common import Figures, machine, say
+from dla.bench.timing import Worker
 from dla.names import check_known
 from dla.report import table
+from dla.report.found import Found
 from dla.report.plots import FONT, NO_MATPLOTLIB, QUIET, Style, drawing, label_ends, png, styles
 from dla.report.words import bytes_text, count_text
+from dla.typed import SOME, Count, check_fields
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -36,7 +38,7 @@ LINE = 120  # characters of the note below the picture
 MEASURED = "prefill of the context and one decoded token"
 PAPER = "Mamba-2 780M on one A100: DLA above Log-Linear in throughput and below it in memory"
 
-Report = dict[str, Any]
+Sizes = Annotated[tuple[Count, ...], SOME]
 
 
 @dataclass(frozen=True)
@@ -44,18 +46,18 @@ class Sweep:
     """What is measured."""
 
     preset: str
-    batches: tuple[int, ...]  # at context 128
-    contexts: tuple[int, ...]  # at batch 1
+    batches: Sizes  # at context 128
+    contexts: Sizes  # at batch 1
     device: str = "cpu"
     dtype: str = "float32"
-    repeats: int = 3
+    repeats: Count = 3
 
     def points(self) -> list[tuple[int, int]]:
         """(batch, context) of every measurement, each once."""
         return list(dict.fromkeys([*((b, CONTEXT) for b in self.batches), *((BATCH, c) for c in self.contexts)]))
 
 
-SCALES = {
+SWEEPS = {  # by their scale
     "paper": Sweep("mamba2-780m", tuple(2**i for i in range(6)), tuple(2**i for i in range(7, 15))),
     "tiny": Sweep("mamba2-tiny", (1, 2, 4, 8), (128, 512, 2048)),
 }
@@ -68,9 +70,8 @@ def run(
     batches: Sequence[int] | None = None,
     contexts: Sequence[int] | None = None,
     repeats: int = 3,
-    as_json: bool = False,
-) -> int:
-    """Measure, print a table, write ``efficiency.json`` and ``efficiency.png`` to ``out``; the exit code.
+) -> Found:
+    """Measure, and write ``efficiency.json`` and ``efficiency.png`` to ``out``; the exit code is 1 if a point failed.
 
     Args:
         scale: "paper" is Mamba-2 780M, in bfloat16 on a GPU if there is one; "tiny" a small model on the CPU.
@@ -80,63 +81,41 @@ def run(
     """
     try:
         import matplotlib  # noqa: F401  -- known to be missing before the long work, not after it
-
-        sweep = make_sweep(scale, batches, contexts, repeats, torch.cuda.is_available())
-    except ImportError:
-        error: object = f"the figure needs matplotlib: {NO_MATPLOTLIB}"
-    except ValueError as caught:
-        error = caught
-    else:
-        return _run(scale, sweep, out or Path("out/reproduce") / scale, as_json)
-    print(f"dla reproduce efficiency: {error}", file=sys.stderr)
-    return 2
+    except ImportError as error:
+        raise ImportError(f"the figure needs matplotlib: {NO_MATPLOTLIB}") from error
+    sweep = make_sweep(scale, batches, contexts, repeats, torch.cuda.is_available())
+    if scale == "paper" and sweep.device == "cpu":
+        say(f"No GPU found: {sweep.preset} in float32 on the CPU takes hours.")
+    file = (out or Path("out/reproduce") / scale) / "efficiency.json"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    report = collect(scale, sweep, lambda found: file.write_text(json.dumps(found, indent=2) + "\n"))
+    picture = file.with_suffix(".png")
+    picture.write_bytes(png(draw(report)))
+    failed = any("failed" in row for row in report["rows"])
+    return Found(text(report), report, file, [f"figures in {file}, a picture in {picture}"], code=1 if failed else 0)
 
 
 def make_sweep(
     scale: str, batches: Sequence[int] | None, contexts: Sequence[int] | None, repeats: int, gpu: bool
 ) -> Sweep:
     """What to measure at a scale, with its sizes replaced by those given. ``gpu``: whether there is one."""
-    check_known("scale", [scale], SCALES)
-    own = SCALES[scale]
-    batches = own.batches if batches is None else batches
-    contexts = own.contexts if contexts is None else contexts
-    for name, values in {"batches": batches, "contexts": contexts, "repeats": [repeats]}.items():
-        if not values or min(values) < 1:
-            raise ValueError(f"{name} must be at least 1, got {min(values) if values else 'none'}")
+    check_known("scale", [scale], SWEEPS)
+    sizes = {"batches": batches, "contexts": contexts}
+    chosen: dict[str, Any] = {name: tuple(sorted(set(values))) for name, values in sizes.items() if values is not None}
     device, dtype = ("cuda", "bfloat16") if gpu and scale == "paper" else ("cpu", "float32")
-    return Sweep(own.preset, tuple(sorted(set(batches))), tuple(sorted(set(contexts))), device, dtype, repeats)
+    sweep = replace(SWEEPS[scale], device=device, dtype=dtype, repeats=repeats, **chosen)
+    check_fields(sweep)
+    return sweep
 
 
-def _run(scale: str, sweep: Sweep, out: Path, as_json: bool) -> int:
-    if scale == "paper" and sweep.device == "cpu":
-        print(f"No GPU found: {sweep.preset} in float32 on the CPU takes hours.", file=sys.stderr, flush=True)
-    out.mkdir(parents=True, exist_ok=True)
-    file = out / "efficiency.json"
-
-    def keep(report: Report) -> None:
-        file.write_text(json.dumps(report, indent=2) + "\n")
-
-    try:
-        report = collect(scale, sweep, keep)
-    except RuntimeError as error:
-        print(f"dla reproduce efficiency: {error}", file=sys.stderr)
-        return 1
-    keep(report)
-    picture = file.with_suffix(".png")
-    picture.write_bytes(png(draw(report)))
-    print(json.dumps(report, indent=2) if as_json else text(report))
-    print(f"{file}\n{picture}", file=sys.stderr)
-    return 1 if any("failed" in row for row in report["rows"]) else 0
-
-
-def collect(scale: str, sweep: Sweep, keep: Callable[[Report], None]) -> Report:
+def collect(scale: str, sweep: Sweep, keep: Callable[[Figures], object]) -> Figures:
     """Measure every point with every memory in turn; the report. ``keep`` gets what there is after each of them."""
     from tqdm import tqdm  # type: ignore[import-untyped]
 
     with ExitStack() as stack:
-        workers = {memory: stack.enter_context(closing(Worker(command(sweep, memory)))) for memory in NAMES}
-        models = {memory: worker.facts() for memory, worker in workers.items()}
-        rows: list[Report] = []
+        workers = {memory: stack.enter_context(closing(Worker(*command(sweep, memory)))) for memory in NAMES}
+        models = {memory: worker.ask() for memory, worker in workers.items()}
+        rows: list[Figures] = []
         report = {
             "scale": scale,
             "preset": sweep.preset,
@@ -158,11 +137,20 @@ def collect(scale: str, sweep: Sweep, keep: Callable[[Report], None]) -> Report:
         for batch, context in sweep.points():
             for memory, worker in workers.items():
                 rows.append({"memory": memory, "batch": batch, "context": context})
-                rows[-1] |= worker.ask(batch=batch, context=context, repeats=sweep.repeats)
+                try:
+                    rows[-1] |= worker.ask(batch=batch, context=context, repeats=sweep.repeats)
+                except ChildProcessError as error:
+                    rows[-1]["failed"] = str(error)
                 bar.write(_line(rows[-1]), file=sys.stderr)
                 bar.update()
                 keep(report)
     return {**report, "DLA / Log-Linear": against_log_linear(rows)}
+
+
+def command(sweep: Sweep, memory: str) -> list[str]:
+    """What starts the process of a memory."""
+    model = {"name": sweep.preset, "memory": memory, "device": sweep.device, "dtype": sweep.dtype}
+    return [sys.executable, "-m", "dla.bench.efficiency_worker", json.dumps(model)]
 
 
 def note(rate: float) -> str:
@@ -175,7 +163,7 @@ def note(rate: float) -> str:
     return f"The weights are random, and with them {100 * rate:.1f} % of the tokens open a state; each costs DLA time."
 
 
-def against_log_linear(rows: Sequence[Report]) -> dict[str, list[float]]:
+def against_log_linear(rows: Sequence[Figures]) -> dict[str, list[float]]:
     """The smallest and the largest ratio of DLA's figures to Log-Linear's, over the points that both have."""
     found: dict[str, list[float]] = {}
     for name in ("tokens/s", "runtime bytes"):
@@ -186,9 +174,9 @@ def against_log_linear(rows: Sequence[Report]) -> dict[str, list[float]]:
     return found
 
 
-def text(report: Report) -> str:
+def text(report: Figures) -> str:
     """The figures as a table, a line for each point, with what is to be said about them."""
-    shown: dict[tuple[int, int], Report] = {}
+    shown: dict[tuple[int, int], Figures] = {}
     columns = {"tok/s": ("tokens/s", 1), "MiB": ("runtime bytes", 1 << 20)}
     for unit, (name, size) in columns.items():
         for row in report["rows"]:
@@ -211,70 +199,17 @@ def text(report: Report) -> str:
     return "\n\n".join(part for part in said if part)
 
 
-def _line(row: Report) -> str:
+def _line(row: Figures) -> str:
     figures = f"failed: {row['failed']}" if "failed" in row else f"{row['tokens/s']:.4g} tokens/s"
     if row.get("runtime bytes") is not None:
         figures += f", {bytes_text(row['runtime bytes'])}"
     return f"{NAMES[row['memory']]}, batch {row['batch']}, context {row['context']}: {figures}"
 
 
-# The processes.
-
-
-def command(sweep: Sweep, memory: str) -> list[str]:
-    """What starts the process of a memory."""
-    model = {"name": sweep.preset, "memory": memory, "device": sweep.device, "dtype": sweep.dtype}
-    return [sys.executable, "-m", "dla.bench.efficiency_worker", json.dumps(model)]
-
-
-class Worker:
-    """A process that holds one model and measures what it is asked to; after its death a new one takes its place."""
-
-    def __init__(self, command: Sequence[str]) -> None:
-        self.command = command
-        self._start()
-
-    def _start(self) -> None:
-        self.process = subprocess.Popen(self.command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        self._facts: Report | None = None
-
-    def facts(self) -> Report:
-        """What there is to say about the model itself. Raises RuntimeError if the process ended without a word."""
-        if self._facts is None:
-            self._facts = self._read()
-        return self._facts
-
-    def ask(self, **point: int) -> Report:
-        """The figures of a point, or {"failed": why not}."""
-        if self.process.poll() is not None:
-            self._start()
-        assert self.process.stdin is not None
-        try:
-            self.facts()
-            self.process.stdin.write(json.dumps(point) + "\n")
-            self.process.stdin.flush()
-            return self._read()
-        except (RuntimeError, BrokenPipeError) as error:
-            return {"failed": str(error)}
-
-    def _read(self) -> Report:
-        assert self.process.stdout is not None
-        line = self.process.stdout.readline()
-        if not line:
-            code = self.process.wait()
-            raise RuntimeError(f"the process ended with exit code {code}" + " (out of memory?)" * (code == -9))
-        answer: Report = json.loads(line)
-        return answer
-
-    def close(self) -> None:
-        self.process.terminate()
-        self.process.communicate()
-
-
 # The picture.
 
 
-def draw(report: Report) -> Figure:
+def draw(report: Figures) -> Figure:
     """Throughput above, memory below; over batch sizes on the left, over contexts on the right."""
     style = styles(list(NAMES.values()))
     sweeps = (("batch", report["batches"], "context", CONTEXT), ("context", report["contexts"], "batch", BATCH))
@@ -295,7 +230,7 @@ def draw(report: Report) -> Figure:
     return figure
 
 
-def _footnote(report: Report) -> str:
+def _footnote(report: Figures) -> str:
     lost = sum("failed" in row for row in report["rows"])
     missing = f" Measurements that failed and are left out: {lost}." if lost else ""
     model = f"{report['preset']}, {report['dtype']} on {report['device']}."
@@ -303,7 +238,7 @@ def _footnote(report: Report) -> str:
 
 
 def _lines(
-    ax: Axes, rows: Sequence[Report], varied: str, name: str, style: Mapping[str, Style]
+    ax: Axes, rows: Sequence[Figures], varied: str, name: str, style: Mapping[str, Style]
 ) -> list[tuple[str, float, float]]:
     """Draw a line for each memory through the points that were measured; the name and place of each one's end."""
     ends = []

@@ -4,44 +4,38 @@ import ctypes
 import json
 import statistics
 import sys
-import time
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from dla.bench.timing import peak_extra_bytes
+from dla.bench.timing import now, peak_extra_bytes
 from dla.inspect.observe import observe
 from dla.machine import keep_freed_memory
-from dla.models import DLAForCausalLM, preset
+from dla.models import DLAForCausalLM
+from dla.models.load import load_model
 
 OBSERVED = 128  # tokens in which boundaries are counted
 MALLOC_DEFAULT = 1 << 17  # bytes: glibc's thresholds as a process starts
 
 
 def main(arguments: str) -> None:
-    """Build a model, print what there is to say about it, then measure one point for each line that comes in."""
-    model = build(**json.loads(arguments))
-    print(json.dumps(describe(model)), flush=True)
+    """Load a model, then answer each line that comes in: the figures of a point or, of none, those of the model."""
+    model = load_model(**json.loads(arguments))
+    describe(model)  # loads what a first call loads
     for line in sys.stdin:
-        print(json.dumps(measure(model, **json.loads(line))), flush=True)
-
-
-def build(name: str, memory: str, device: str = "cpu", dtype: str = "float32") -> DLAForCausalLM:
-    """A model of random weights, the same each time."""
-    torch.manual_seed(0)
-    with torch.device(device):
-        return DLAForCausalLM(preset(name, memory)).to(getattr(torch, dtype)).eval()
+        point = json.loads(line)
+        print(json.dumps(measure(model, **point) if point else describe(model)), flush=True)
 
 
 @torch.inference_mode()
 def describe(model: DLAForCausalLM) -> dict[str, Any]:
-    """Sizes, the device, and for DLA how often a token opens a state. Loads what a first call loads."""
+    """Sizes, the device, and for DLA how often a token opens a state."""
     ids = _tokens(model, 1, OBSERVED)
     _go(model, ids)
     facts: dict[str, Any] = {
         "parameters": sum(x.numel() for x in model.parameters()),
-        "weight bytes": _weight_bytes(model),
+        "weight bytes": sum(x.nbytes for x in model.parameters()),
         "device": torch.cuda.get_device_name() if model.device.type == "cuda" else "CPU",
         "threads": torch.get_num_threads(),
     }
@@ -77,17 +71,11 @@ def measure(model: DLAForCausalLM, *, batch: int, context: int, repeats: int) ->
 
 def _go(model: DLAForCausalLM, ids: Tensor) -> tuple[float, float]:
     """Read the context and decode a token: the seconds of each."""
-    start = _now(model)
+    start = now()
     out = model(ids, use_cache=True, logits_to_keep=1)
-    middle = _now(model)
+    middle = now()
     model(out.logits[:, -1:].argmax(-1), past_key_values=out.past_key_values, use_cache=True)
-    return middle - start, _now(model) - middle
-
-
-def _now(model: DLAForCausalLM) -> float:
-    if model.device.type == "cuda":
-        torch.cuda.synchronize()
-    return time.perf_counter()
+    return middle - start, now() - middle
 
 
 def _runtime_bytes(model: DLAForCausalLM, ids: Tensor) -> int | None:
@@ -96,7 +84,7 @@ def _runtime_bytes(model: DLAForCausalLM, ids: Tensor) -> int | None:
         _go(model, ids)  # kernels are chosen in a first call, and that takes memory of its own
         torch.cuda.reset_peak_memory_stats()
         _go(model, ids)
-        return torch.cuda.max_memory_allocated() - _weight_bytes(model)
+        return torch.cuda.max_memory_allocated() - sum(x.nbytes for x in model.parameters())
     if sys.platform != "linux":
         return None
     _hand_back_freed_memory()
@@ -115,10 +103,6 @@ def _hand_back_freed_memory() -> None:
         library.mallopt(-3, MALLOC_DEFAULT)  # M_MMAP_THRESHOLD
         library.mallopt(-1, MALLOC_DEFAULT)  # M_TRIM_THRESHOLD
         library.malloc_trim(0)
-
-
-def _weight_bytes(model: DLAForCausalLM) -> int:
-    return sum(x.numel() * x.element_size() for x in model.parameters())
 
 
 def _tokens(model: DLAForCausalLM, batch: int, context: int) -> Tensor:

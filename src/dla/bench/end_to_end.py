@@ -9,45 +9,48 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dla.bench.common import deliver, random_model, say
+from dla.bench.common import Figures, say
 from dla.bench.timing import in_new_process, peak_extra_bytes
-from dla.models import DLACache, DLAForCausalLM, preset
-from dla.models.config import MEMORIES
+from dla.choices import MEMORIES
+from dla.models import DLACache, DLAConfig, DLAForCausalLM
+from dla.models.load import find_config, load_model
 from dla.report import table
+from dla.report.found import Found
 
 THEIRS = "transformers"
 CHUNK = 64  # of transformers' Mamba-2
 
 
-def run(name: str, *, prompt: int, new_tokens: int, out: Path | None = None, as_json: bool = False) -> int:
-    """Measure every memory of a preset, and transformers' model of the same size where there is one; the exit code."""
-    contenders = [*MEMORIES] if preset(name).backbone != "softmax" else ["single"]
-    if preset(name).backbone == "mamba2" and not preset(name).intermediate_size:
+def run(*, preset: str, prompt: int, new_tokens: int, out: Path | None = None) -> Found:
+    """Measure every memory of a preset, and transformers' model of the same size where there is one."""
+    config = find_config(preset)
+    contenders = [*MEMORIES] if config.backbone != "softmax" else ["single"]
+    if config.backbone == "mamba2" and not config.intermediate_size:
         contenders.append(THEIRS)
-    rows = []
+    rows: list[Figures] = []
     for contender in contenders:
-        arguments = {"name": name, "contender": contender, "prompt": prompt, "new_tokens": new_tokens}
+        arguments = {"preset": preset, "contender": contender, "prompt": prompt, "new_tokens": new_tokens}
         rows.append({"model": contender, **in_new_process("dla.bench.end_to_end", **arguments)})
         say(f"{contender}: {rows[-1]['seconds']:.1f} s")
-    report = {"preset": name, "prompt": prompt, "new tokens": new_tokens, "dtype": "float32", "rows": rows}
-    deliver(report, table(rows), out, as_json)
-    return 0
+    report = {"preset": preset, "prompt": prompt, "new tokens": new_tokens, "dtype": "float32", "rows": rows}
+    return Found(table(rows), report, out)
 
 
 def main(arguments: str) -> None:
     """One contender: builds it, reads the prompt, decodes greedily, prints the figures."""
     wanted = json.loads(arguments)
-    name, contender = wanted["name"], wanted["contender"]
-    model = _theirs(name) if contender == THEIRS else random_model(name, contender)
-    ids = torch.randint(0, preset(name).vocab_size, (1, wanted["prompt"]))
-    figures: dict[str, Any] = {"parameters": sum(x.numel() for x in model.parameters())}
+    config, contender = find_config(wanted["preset"]), wanted["contender"]
+    ours = contender != THEIRS
+    model = load_model(wanted["preset"], memory=contender, device="cpu") if ours else _theirs(config)
+    ids = torch.randint(0, config.vocab_size, (1, wanted["prompt"]))
+    figures: Figures = {"parameters": sum(x.numel() for x in model.parameters())}
     with torch.inference_mode():
         figures["peak extra bytes"] = peak_extra_bytes(lambda: _go(model, ids, wanted["new_tokens"], figures))
-    figures["weight bytes"] = sum(x.numel() * x.element_size() for x in model.parameters())
+    figures["weight bytes"] = sum(x.nbytes for x in model.parameters())
     print(json.dumps(figures))
 
 
-def _go(model: nn.Module, ids: Tensor, new_tokens: int, figures: dict[str, Any]) -> None:
+def _go(model: nn.Module, ids: Tensor, new_tokens: int, figures: Figures) -> None:
     ours = isinstance(model, DLAForCausalLM)
     start = time.perf_counter()
     out = model(ids, use_cache=True, logits_to_keep=1)
@@ -61,11 +64,10 @@ def _go(model: nn.Module, ids: Tensor, new_tokens: int, figures: dict[str, Any])
     figures["cache bytes"] = cache.nbytes if isinstance(cache, DLACache) else _their_bytes(cache)
 
 
-def _theirs(name: str) -> nn.Module:
+def _theirs(config: DLAConfig) -> nn.Module:
     """transformers' Mamba-2 of the same sizes."""
     from transformers import Mamba2Config, Mamba2ForCausalLM
 
-    config = preset(name)
     sizes = Mamba2Config(
         vocab_size=config.vocab_size,
         hidden_size=config.hidden_size,
@@ -85,7 +87,7 @@ def _theirs(name: str) -> nn.Module:
 def _their_bytes(cache: Any) -> int:
     found = [value for layer in cache.layers for value in vars(layer).values()]
     tensors = [x for value in found for x in (value.values() if isinstance(value, dict) else [value])]
-    return sum(x.numel() * x.element_size() for x in tensors if isinstance(x, Tensor))
+    return sum(x.nbytes for x in tensors if isinstance(x, Tensor))
 
 
 if __name__ == "__main__":

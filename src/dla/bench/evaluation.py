@@ -4,8 +4,6 @@ Both answer the same requests with the same model, so the ratio of their times i
 padding bring. The most it can be is the ratio of the tokens they read.
 """
 
-import gzip
-import json
 import logging
 import time
 from collections.abc import Callable, Sequence
@@ -15,11 +13,15 @@ from typing import Any
 import numpy as np
 import torch
 
-from dla.bench.common import deliver, random_model, say
-from dla.bench.timing import interleaved, medians
+from dla.bench.common import Figures, say
+from dla.bench.timing import interleaved, medians, now
+from dla.evaluation.local import read_rows
 from dla.models import DLAForCausalLM
+from dla.models.load import load_model
 from dla.report import table
+from dla.report.found import Found
 from dla.text import ByteTokenizer
+from dla.typed import Count, convert
 
 BATCH_SIZES = (8, 16, 32)  # of HFLM: the best of them counts
 Request = tuple[tuple[str, str], list[int], list[int]]  # as lm_eval has them: text, context, continuation
@@ -36,8 +38,7 @@ def run(
     rows: Path | None = None,
     repeats: int = 5,
     out: Path | None = None,
-    as_json: bool = False,
-) -> int:
+) -> Found:
     """Time both on ``requests`` made-up contexts with ``endings`` endings each, and on as many of a HellaSwag file.
 
     Args:
@@ -45,26 +46,23 @@ def run(
         rows: a file of JSON lines with "ctx" and "endings" (.gz or not); its text is read as bytes.
         repeats: rounds, after one that does not count; the medians are taken.
     """
-    if repeats < 1:
-        raise ValueError(f"repeats must be at least 1, got {repeats}")
+    sizes = {"requests": requests, "context": context, "ending": ending, "endings": endings, "repeats": repeats}
+    for name, value in sizes.items():
+        convert(name, value, Count)
     asked = {"made up": made_up(requests, context, ending, endings)}
     if rows is not None:
         asked[rows.name] = from_file(rows, requests)
-    model = random_model(preset, memory)
+    model = load_model(preset, memory=memory, device="cpu")
     found = []
     for name, some in asked.items():
         found.append({"requests": name, **compare(model, some, repeats)})
         say(f"{name}: {found[-1]['ratio']:.2f} times as fast")
     report = {"preset": preset, "memory": memory, "threads": torch.get_num_threads(), "rows": found}
-    deliver(report, table(found), out, as_json)
-    return 0
+    return Found(table(found), report, out)
 
 
 def made_up(requests: int, context: int, ending: int, endings: int, vocabulary: int = 256) -> list[Request]:
     """Contexts of random tokens, each with a few endings."""
-    for name, value in {"requests": requests, "context": context, "ending": ending, "endings": endings}.items():
-        if value < 1:
-            raise ValueError(f"{name} must be at least 1, got {value}")
     generator = torch.Generator().manual_seed(0)
 
     def tokens(count: int) -> list[int]:
@@ -80,20 +78,13 @@ def made_up(requests: int, context: int, ending: int, endings: int, vocabulary: 
 def from_file(path: Path, most: int) -> list[Request]:
     """The first rows of a HellaSwag file, as bytes."""
     encode = ByteTokenizer().encode
-    found: list[Request] = []
-    with gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb") as lines:
-        for _, line in zip(range(most), lines, strict=False):
-            try:
-                row = json.loads(line)
-                found += [(("", ""), encode(row["ctx"]), encode(" " + x)) for x in row["endings"]]
-            except (KeyError, TypeError, ValueError) as error:
-                raise ValueError(f'rows must hold JSON lines with "ctx" and "endings": {path} ({error})') from error
+    found = read_rows(path, lambda row: (encode(row["ctx"]), [encode(" " + x) for x in row["endings"]]))
     if not found:
         raise ValueError(f"rows has no lines: {path}")
-    return found
+    return [(("", ""), context, ending) for context, endings in found[:most] for ending in endings]
 
 
-def compare(model: DLAForCausalLM, requests: Sequence[Request], repeats: int) -> dict[str, Any]:
+def compare(model: DLAForCausalLM, requests: Sequence[Request], repeats: int) -> Figures:
     """Tokens, seconds and their ratios; and how far the answers are apart."""
     from dla.evaluation.adapter import DLALM
 
@@ -105,7 +96,7 @@ def compare(model: DLAForCausalLM, requests: Sequence[Request], repeats: int) ->
     tokens = ours.reader.tokens_read
     theirs = sum(len(context) + len(continuation) - 1 for _, context, continuation in requests)
     # beside wall-clock seconds the process's own: where others use the machine, those hold still
-    times = interleaved(calls, repeats, warmup=0, clock=lambda: np.array([time.perf_counter(), time.process_time()]))
+    times = interleaved(calls, repeats, warmup=0, clock=lambda: np.array([now(), time.process_time()]))
     seconds, busy = (medians({name: [x[i] for x in found] for name, found in times.items()}) for i in range(2))
     best = min((name for name in calls if name != "DLALM"), key=seconds.__getitem__)
     return {

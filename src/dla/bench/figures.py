@@ -10,29 +10,28 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from dla.bench.common import Row, deliver, held_to, machine, say
+from dla.bench.common import Figures, held_to, machine, say
 from dla.bench.timing import in_new_process, interleaved, medians, peak_extra_bytes
 from dla.inspect.figures import describe
 from dla.inspect.streams import Stream, correlated
 from dla.ops import segment
 from dla.report import table
+from dla.report.found import Found
 
 HEADS: dict[str, Any] = {"heads": 4, "dk": 64, "dv": 64}
 MANY_HEADS: dict[str, Any] = {"heads": 48, "key_heads": 1, "dk": 128, "dv": 64, "length": 4096}
 
 
-def run(out: Path | None, *, repeats: int, as_json: bool = False) -> int:
-    """Measure every figure, print them, and write them to ``out``; the exit code says whether all hold."""
-    rows: list[Row] = []
+def run(*, repeats: int, out: Path | None = None) -> Found:
+    """Measure every figure; the exit code says whether all hold."""
+    rows: list[Figures] = []
     for measure in (softmax, transformers_delta, reference, growth, training_memory):
         for row in measure(repeats):
             rows.append(row)
-            if not as_json:
-                say(f"{row['figure']}: {row['value']:.2f} (required {row['required']})")
+            say(f"{row['figure']}: {row['value']:.2f} (required {row['required']})")
     report = {"machine": machine(), "stream": stream_figures(), "figures": rows}
     shown = [{name: row[name] for name in ("figure", "value", "required", "holds")} for row in rows]
-    deliver(report, table(shown), out, as_json)
-    return 0 if all(row["holds"] for row in rows) else 1
+    return Found(table(shown), report, out, code=0 if all(row["holds"] for row in rows) else 1)
 
 
 def stream_figures() -> dict[str, dict[str, float]]:
@@ -43,7 +42,7 @@ def stream_figures() -> dict[str, dict[str, float]]:
     return {name: describe(segment(s.k, s.v, s.g), s.k.shape[3], s.v.shape[3]) for name, s in streams.items()}
 
 
-def _times(required: str, figure: str, calls: Mapping[str, Callable[[], object]], repeats: int) -> Row:
+def _times(required: str, figure: str, calls: Mapping[str, Callable[[], object]], repeats: int) -> Figures:
     """How many times as long the first of the calls takes as the second."""
     seconds = medians(interleaved(calls, repeats))
     above, below, *_ = seconds.values()
@@ -51,7 +50,7 @@ def _times(required: str, figure: str, calls: Mapping[str, Callable[[], object]]
 
 
 @torch.no_grad()
-def softmax(repeats: int) -> list[Row]:
+def softmax(repeats: int) -> list[Figures]:
     """The dynamic operator against torch's causal attention, T = 16384."""
     s = correlated(0, length=16384, **HEADS)
     q, k, v = (x.transpose(1, 2) for x in (s.q, s.k, s.v))
@@ -63,7 +62,7 @@ def softmax(repeats: int) -> list[Row]:
 
 
 @torch.no_grad()
-def transformers_delta(repeats: int) -> list[Row]:
+def transformers_delta(repeats: int) -> list[Figures]:
     """One state with g and beta against the chunked gated delta rule of transformers."""
     theirs = transformers_gated_delta()
     if theirs is None:
@@ -84,7 +83,7 @@ def transformers_gated_delta() -> Callable[..., Any] | None:
 
 
 @torch.no_grad()
-def reference(repeats: int) -> list[Row]:
+def reference(repeats: int) -> list[Figures]:
     """The chunked backend against the step-by-step reference, T = 4096, in one round."""
     s = correlated(0, length=4096, **HEADS)
     calls = {name: partial(s.attend, "dynamic", backend=name) for name in ("reference", "chunked")}
@@ -92,7 +91,7 @@ def reference(repeats: int) -> list[Row]:
 
 
 @torch.no_grad()
-def growth(repeats: int) -> list[Row]:
+def growth(repeats: int) -> list[Figures]:
     """How time grows when the sequence grows eightfold."""
     streams = {length: correlated(0, length=length, **HEADS) for length in (65536, 8192)}
     rows = []
@@ -102,7 +101,7 @@ def growth(repeats: int) -> list[Row]:
     return rows
 
 
-def training_memory(repeats: int) -> list[Row]:
+def training_memory(repeats: int) -> list[Figures]:
     """Peak extra memory of forward and backward, K = 30, each in a process of its own."""
     cases = [
         ("H=4, 64x64, T=16384", {**HEADS, "length": 16384}, 0.6),

@@ -17,14 +17,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dla.bench.common import Row, deliver, machine, say
+from dla.bench.common import Figures, machine, say
 from dla.bench.timing import Times, interleaved, medians, ratio
+from dla.choices import MEMORIES
 from dla.inspect.figures import describe
 from dla.inspect.streams import Shape, Stream, captured, synthetic, with_steps
 from dla.ops import backends, segment
 from dla.report import table
+from dla.report.found import Found
 
-MEMORIES = ("single", "log_linear", "dynamic")
 RATIOS = (
     ("dynamic", "single"),
     ("dynamic", "log_linear"),
@@ -40,7 +41,6 @@ MATMUL = 1024  # rows and columns of the product that stands for the machine
 
 
 def run(
-    shape: Shape,
     *,
     streams: Sequence[str],
     rounds: int,
@@ -51,38 +51,39 @@ def run(
     model: str | None = None,
     text: Path | None = None,
     out: Path | None = None,
-    as_json: bool = False,
-) -> int:
-    """Measure every stream, print tables, and write JSON and a picture to ``out``; the exit code.
+    **sizes: int,
+) -> Found:
+    """Measure every stream; with ``out``, a file for the figures, a picture goes beside it. sizes: of a ``Shape``.
 
     chunked: rounds in which the chunked backend and the scan take part too, which are slow.
     decoded: tokens of each stream that are decoded, spread evenly over its second half.
     trained: rounds with gradients, of the first stream alone. beta: with delta steps, and keys of unit length.
     """
-    found = []
+    found: list[Figures] = []
+    shape = Shape(**sizes)
     for name in streams:
         made = captured(model, text, shape.length) if name == "captured" else synthetic(name, shape)
         made = made if made.beta is not None or not beta else with_steps(made)
         found.append({"stream": name, **measure(made, shape, rounds, chunked, decoded)})
         if trained and name == streams[0]:
             found[-1]["training"] = training(made, shape, trained, chunked)
-        if not as_json:
-            show(found[-1])
+        say(f"{name} measured")
     report = {"machine": machine(), "shape": vars(shape), "rounds": rounds, "streams": found}
-    deliver(report, "", out, as_json)
+    notes = []
     if out is not None:
         from dla.bench.ops_picture import draw
 
-        out.with_suffix(".png").write_bytes(draw(report))
-        say(f"figures in {out}, a picture in {out.with_suffix('.png')}")
-    return 0
+        picture = out.with_suffix(".png")
+        picture.parent.mkdir(parents=True, exist_ok=True)
+        picture.write_bytes(draw(report))
+        notes = [f"figures in {out}, a picture in {picture}"]
+    return Found("\n\n".join(map(as_text, found)), report, out, notes)
 
 
 @torch.no_grad()
-def measure(s: Stream, shape: Shape, rounds: int, chunked: int, decoded: int) -> Row:
+def measure(s: Stream, shape: Shape, rounds: int, chunked: int, decoded: int) -> Figures:
     made = segment(s.k, s.v, s.g, s.beta, capacity=shape.capacity)
-    T, dk, dv = s.k.shape[1], s.k.shape[3], s.v.shape[3]
-    figures = describe(made, dk, dv)
+    figures = describe(made, s.k.shape[3], s.v.shape[3])
     calls = prefills(s, shape)
     slow = {name: calls.pop(name) for name in SLOW}
     times = interleaved(calls, rounds)
@@ -92,15 +93,13 @@ def measure(s: Stream, shape: Shape, rounds: int, chunked: int, decoded: int) ->
         for name in own:
             apart[f"{name} beside"] = apart.pop(name)
         times |= apart
-    rows = [prefill_row(name, x, figures["W"], s) for name, x in times.items()]
-    decoding = decode(s, shape, decoded)
     return {
-        "tokens": T,
+        "tokens": s.k.shape[1],
         "boundary_rate": figures["boundary_rate"],
         "W": figures["W"],
-        "prefill": rows,
-        "ratios": [ratio for pair in RATIOS if (ratio := compare(times, *pair))],
-        "decode": decoding,
+        "prefill": [prefill_row(name, x, figures["W"], s) for name, x in times.items()],
+        "ratios": [compare(times, *pair) for pair in RATIOS if pair[0] in times],
+        "decode": decode(s, shape, decoded),
     }
 
 
@@ -139,15 +138,13 @@ def softmax_inputs(s: Stream) -> tuple[Tensor, Tensor, Tensor]:
     return q, k, F.pad(v, (0, dk - dv)) if dv < dk else v
 
 
-def compare(times: Times, above: str, below: str) -> Row | None:
+def compare(times: Times, above: str, below: str) -> Figures:
     """The ratio of two calls: its median over the rounds, and the quartiles."""
-    if above not in times:
-        return None
     beside = f"{below} beside" if above in SLOW else below
     return {"ratio": f"{above} / {below}", **ratio(times[above], times[beside])}
 
 
-def prefill_row(name: str, seconds: list[float], W: float, s: Stream) -> Row:
+def prefill_row(name: str, seconds: list[float], W: float, s: Stream) -> Figures:
     median = statistics.median(seconds)
     (B, T, H, dv), dk = s.v.shape, s.k.shape[3]
     # multiplications that the memory cannot do without: a read of every state and the write, in units of dk dv
@@ -168,7 +165,7 @@ def prefill_row(name: str, seconds: list[float], W: float, s: Stream) -> Row:
 
 
 @torch.no_grad()
-def decode(s: Stream, shape: Shape, tokens: int) -> Row:
+def decode(s: Stream, shape: Shape, tokens: int) -> Figures:
     """One token after another at places spread over the second half of the stream: time, bytes, W."""
     T, H, dk = s.v.shape[1], s.v.shape[2], s.k.shape[3]
     places = 16
@@ -199,7 +196,7 @@ def decode(s: Stream, shape: Shape, tokens: int) -> Row:
                 q, _, _ = softmax_inputs(one)
                 seconds["sdpa"].append(_timed(partial(F.scaled_dot_product_attention, q, k, v)))
         halved.append(states["dynamic"].clone().stored_in(torch.bfloat16).nbytes)
-    rows: list[Row] = []
+    rows: list[Figures] = []
     for name, x in seconds.items():
         median, bytes_held = statistics.median(x), statistics.mean(held[name]) if name in held else None
         bandwidth = None if bytes_held is None else bytes_held / median / 1e9
@@ -236,7 +233,7 @@ def _timed(call: Callable[[], object]) -> float:
 # With gradients.
 
 
-def training(s: Stream, shape: Shape, rounds: int, chunked: int) -> list[Row]:
+def training(s: Stream, shape: Shape, rounds: int, chunked: int) -> list[Figures]:
     """Forward, and forward with backward, of every memory; in ``chunked`` rounds also by the torch backend."""
     leaves = replace(s, **{name: x.detach().clone().requires_grad_() for name, x in vars(s).items() if _real(x)})
     d_o = torch.randn(s.v.shape)
@@ -258,7 +255,7 @@ def training(s: Stream, shape: Shape, rounds: int, chunked: int) -> list[Row]:
     rows = []
     for memory in MEMORIES:
         whole = middle[f"{memory} with backward"]
-        row: Row = {"memory": memory, "forward ms": 1e3 * middle[memory], "with backward ms": 1e3 * whole}
+        row: Figures = {"memory": memory, "forward ms": 1e3 * middle[memory], "with backward ms": 1e3 * whole}
         over = ratio(times[f"{memory} with backward"], times[memory])
         row |= {"ratio": over.pop("median"), **over}
         if chunked:
@@ -271,15 +268,16 @@ def _real(x: object) -> bool:
     return isinstance(x, Tensor) and x.is_floating_point()
 
 
-def show(found: Row) -> None:
-    about = f"{found['tokens']} tokens, boundary rate {found['boundary_rate']:.3f}, W {found['W']:.1f}"
-    print(f"\n{found['stream']}: {about}\n\n{table(found['prefill'])}\n")
-    rounded = [
-        {name: f"{x:.2f}" if isinstance(x, float) else x for name, x in ratio.items()} for ratio in found["ratios"]
-    ]
+def as_text(found: Figures) -> str:
+    """The figures of a stream as tables."""
     decode = found["decode"]
-    print(f"{table(rounded)}\n\none token, over the second half of the stream\n\n{table(decode['tokens'])}")
-    of_levels = {name: f"{decode[name]:.2f}" for name in ("dynamic bytes / Log-Linear's mean", "in bfloat16")}
-    print("; ".join(f"{name} {ratio}" for name, ratio in of_levels.items()))
-    if "training" in found:
-        print(f"\nwith gradients\n\n{table(found['training'])}")
+    parts = [
+        f"{found['stream']}: {found['tokens']} tokens, boundary rate {found['boundary_rate']:.3f}, W {found['W']:.1f}",
+        table(found["prefill"]),
+        table(found["ratios"]),
+        "one token, over the second half of the stream",
+        table(decode["tokens"]),
+        "; ".join(f"{name} {decode[name]:.2f}" for name in ("dynamic bytes / Log-Linear's mean", "in bfloat16")),
+        *(["with gradients", table(found["training"])] if "training" in found else []),
+    ]
+    return "\n\n".join(parts)

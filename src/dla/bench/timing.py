@@ -7,7 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +16,15 @@ import torch
 Times = dict[str, list[float]]
 
 
+def now() -> float:
+    """Seconds, as soon as a GPU has done what it was given."""
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+    return time.perf_counter()
+
+
 def interleaved(
-    calls: Mapping[str, Callable[[], object]],
-    rounds: int,
-    *,
-    warmup: int = 1,
-    clock: Callable[[], Any] = time.perf_counter,
+    calls: Mapping[str, Callable[[], object]], rounds: int, *, warmup: int = 1, clock: Callable[[], Any] = now
 ) -> dict[str, list[Any]]:
     """Seconds of every call in each of the rounds, after ``warmup`` rounds that do not count.
 
@@ -30,18 +33,11 @@ def interleaved(
     times: dict[str, list[Any]] = {name: [] for name in calls}
     for i in range(warmup + rounds):
         for name, call in calls.items():
-            _synchronize()
             start = clock()
             call()
-            _synchronize()
             if i >= warmup:
                 times[name].append(clock() - start)
     return times
-
-
-def _synchronize() -> None:
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
 
 
 def medians(times: Times) -> dict[str, float]:
@@ -84,36 +80,48 @@ def in_new_process(module: str, **arguments: object) -> dict[str, float]:
 
 
 class Worker:
-    """A process that times cases (worker.py) with the package of one checkout, whose ``src`` it is given."""
+    """A process that answers requests, each a line of JSON; after its death the next request starts it anew."""
 
-    def __init__(self, source: Path) -> None:
-        command = [sys.executable, "-P", str(Path(__file__).with_name("worker.py").resolve())]
-        env = {**os.environ, "PYTHONPATH": str(source.resolve())}
-        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env)
+    def __init__(self, *command: str, **environment: str) -> None:
+        self.command, self.environment = command, {**os.environ, **environment}
+        self._start()
+
+    def _start(self) -> None:
+        pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+        self.process = subprocess.Popen(self.command, text=True, env=self.environment, **pipes)
 
     def ask(self, **request: Any) -> Any:
+        """The answer. Raises ChildProcessError if the process ends instead."""
+        if self.process.poll() is not None:
+            self._start()
         assert self.process.stdin is not None and self.process.stdout is not None
-        self.process.stdin.write(json.dumps(request) + "\n")
-        self.process.stdin.flush()
-        answer = self.process.stdout.readline()
-        if not answer:
-            raise RuntimeError("a process that takes steps ended; what it said is above")
-        return json.loads(answer)
+        with suppress(BrokenPipeError):
+            self.process.stdin.write(json.dumps(request) + "\n")
+            self.process.stdin.flush()
+        if answer := self.process.stdout.readline():
+            return json.loads(answer)
+        code = self.process.wait()
+        raise ChildProcessError(f"the process ended with exit code {code}" + " (out of memory?)" * (code == -9))
+
+    def close(self) -> None:
+        self.process.terminate()
+        self.process.communicate()
 
 
 @contextmanager
 def workers(sources: Sequence[Path], **request: Any) -> Iterator[list[Worker]]:
-    """A process for each checkout, which got a first request, until the end of the block."""
-    started: list[Worker] = []
-    try:
+    """Processes that time cases (worker.py), each with the package of a checkout, whose ``src`` is given.
+
+    They got a first request, and live until the end of the block.
+    """
+    script = str(Path(__file__).with_name("worker.py").resolve())
+    with ExitStack() as stack:
+        started = []
         for source in sources:
-            started.append(Worker(source))
-            started[-1].ask(**request)
+            worker = Worker(sys.executable, "-P", script, PYTHONPATH=str(source.resolve()))
+            started.append(stack.enter_context(closing(worker)))
+            worker.ask(**request)
         yield started
-    finally:
-        for worker in started:
-            worker.process.terminate()
-            worker.process.wait()
 
 
 def in_turn(workers: Sequence[Worker], case: Mapping[str, Any], rounds: int) -> list[list[list[float]]]:

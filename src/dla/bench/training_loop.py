@@ -6,14 +6,14 @@ from collections.abc import Sequence
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
 import torch
 
-from dla.bench.common import deliver, held_to, machine
+from dla.bench.common import held_to, machine
 from dla.bench.timing import interleaved, medians, ratio
 from dla.models import DLAForCausalLM
 from dla.report import table
+from dla.report.found import Found
 from dla.training.data.feed import DOCUMENTS, Micro, ShardFeed
 from dla.training.distributed import leave
 from dla.training.optimizer import make_optimizer
@@ -22,6 +22,7 @@ from dla.training.recipe.check import check
 from dla.training.recipe.read import model_config
 from dla.training.run import Run
 from dla.training.trainer import inputs
+from dla.typed import Count, convert
 
 ROUND = 3  # steps that each of the two loops makes at a time
 RATIO, LOADER = ">= 0.95", ">= 2,000,000"  # required: of the bare loop's tokens per second, and of the loader
@@ -38,8 +39,7 @@ def run(
     source: str = "stdlib",
     cache: str = "out/data",
     out: Path | None = None,
-    as_json: bool = False,
-) -> int:
+) -> Found:
     """Time the training loop and its loader; the exit code says whether what is required holds.
 
     Args:
@@ -47,19 +47,7 @@ def run(
         steps: that are timed of each loop, rounded up to whole rounds; one more round comes before them.
         source, cache: where the text comes from and its tokens are kept, as in a recipe.
     """
-    report = measure(preset, memory, sequences, length, steps, source, cache)
-    rates = [{"": name, "tokens/s": rate} for name, rate in report["tokens_per_second"].items()]
-    deliver(report, f"{table(rates)}\n\n{table(report['figures'])}", out, as_json)
-    return 0 if all(row["holds"] for row in report["figures"]) else 1
-
-
-def measure(
-    preset: str, memory: str, sequences: int, length: int, steps: int, source: str, cache: str
-) -> dict[str, Any]:
-    """The report: settings, tokens per second, and figures with what is required of them."""
-    if steps < 1:
-        raise ValueError(f"steps must be at least 1, got {steps}")
-    rounds = -(-steps // ROUND)
+    rounds = -(-convert("steps", steps, Count) // ROUND)
     with tempfile.TemporaryDirectory(prefix="dla-bench-") as folder:
         recipe = Recipe(
             run=folder,
@@ -78,22 +66,22 @@ def measure(
         finally:
             leave(timed.world)
     seconds = {"dla train": timed.seconds[1:], "bare loop": timed.bare_seconds[1:]}
-    rates = {name: ROUND * sequences * length / median for name, median in medians(seconds).items()}
-    of_bare = ratio(seconds["bare loop"], seconds["dla train"])["median"]
-    return {
+    rates = {name: ROUND * sequences * length / median for name, median in medians(seconds).items()} | loaders
+    figures = [held_to(RATIO, "dla train / bare loop", ratio(seconds["bare loop"], seconds["dla train"])["median"])]
+    figures += [held_to(LOADER, f"{name}, tokens/s", rate) for name, rate in loaders.items()]
+    report = {
         "preset": preset,
         "memory": memory,
         "sequences": sequences,
         "length": length,
         "steps": rounds * ROUND,
         "machine": machine(),
-        "tokens_per_second": rates | loaders,
+        "tokens_per_second": rates,
         "seconds_of_rounds": seconds,
-        "figures": [
-            held_to(RATIO, "dla train / bare loop", of_bare),
-            *(held_to(LOADER, f"{name}, tokens/s", rate) for name, rate in loaders.items()),
-        ],
+        "figures": figures,
     }
+    text = f"{table([{'': name, 'tokens/s': rate} for name, rate in rates.items()])}\n\n{table(figures)}"
+    return Found(text, report, out, code=0 if all(row["holds"] for row in figures) else 1)
 
 
 class TimedRun(Run):
@@ -108,11 +96,7 @@ class TimedRun(Run):
         self.bare = BareLoop(recipe, [micros for micros, _ in ahead], self.world.device)
         self.seconds: list[float] = []
         self.bare_seconds: list[float] = []
-        self._began = 0.0
-
-    def train(self) -> int:
-        self._began = time.perf_counter()
-        return super().train()
+        self._began = time.perf_counter()  # the first round, which does not count, begins with some preparation
 
     def _between(self, micros: list[Micro]) -> None:
         super()._between(micros)

@@ -6,13 +6,15 @@ whatever else the machine does falls on both, and their ratio holds.
 
 import statistics
 from collections.abc import Iterator, Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import dla
-from dla.bench.common import Row, deliver, machine, say
+from dla.bench.common import Figures, machine, say
 from dla.bench.timing import Worker, in_turn, ratio, spread, workers
 from dla.report import table
+from dla.report.found import Found
 
 PARTS = ("forward", "backward", "step")
 SMALL: dict[str, Any] = {"num_hidden_layers": 2, "tie_word_embeddings": True, "initializer_range": 0.1, "capacity": 16}
@@ -34,15 +36,9 @@ MEMORIES: dict[str, dict[str, Any]] = {
 
 
 def run(
-    *,
-    against: Path | None = None,
-    only: str = "",
-    repeats: int = 9,
-    threads: int = 1,
-    out: Path | None = None,
-    as_json: bool = False,
-) -> int:
-    """Time forward, backward and whole steps on as many threads as a process of the lab has; the exit code.
+    *, against: Path | None = None, only: str = "", repeats: int = 9, threads: int = 1, out: Path | None = None
+) -> Found:
+    """Time forward, backward and whole steps on as many threads as a process of the lab has.
 
     Args:
         against: the folder of another checkout (with its compiled library, if it is to have one) to compare with.
@@ -58,28 +54,26 @@ def run(
     with workers(sources, threads=threads) as processes:
         for name, case in wanted:
             rows.append({**name, **measure(processes, case, repeats)})
-            if not as_json:
-                say(_line(rows[-1]))
-    report = {"machine": {**machine(), "threads": threads}, "repeats": repeats, "medians": medians(rows), "rows": rows}
-    deliver(report, _text(report), out, as_json)
-    return 0
+            say("  ".join(f"{x:.2f}" if isinstance(x, float) else str(x) for x in _shown(rows[-1]).values()))
+    text, ratios = table([_shown(row) for row in rows]), medians(rows)
+    if ratios:
+        text += "\n\nnew / old, median over shapes and backbones\n" + table(ratios)
+    report = {"machine": {**machine(), "threads": threads}, "repeats": repeats, "medians": ratios, "rows": rows}
+    return Found(text, report, out)
 
 
 def cases(only: str = "") -> Iterator[tuple[dict[str, str], dict[str, Any]]]:
     """What is timed: the names of shape, backbone and memory, and what the worker gets."""
-    for shape, sizes in SHAPES.items():
-        for backbone in BACKBONES:
-            for memory, options in MEMORIES.items():
-                names = {"shape": shape, "backbone": backbone, "memory": memory}
-                if all(word in " ".join(names.values()) for word in only.split()):
-                    length = {"max_position_embeddings": sizes["length"]}
-                    model = {"backbone": backbone, **SMALL, **sizes["model"], **length, **options}
-                    yield names, {**sizes, "model": model}
+    for (shape, sizes), backbone, (memory, options) in product(SHAPES.items(), BACKBONES, MEMORIES.items()):
+        names = {"shape": shape, "backbone": backbone, "memory": memory}
+        if all(word in " ".join(names.values()) for word in only.split()):
+            length = {"max_position_embeddings": sizes["length"]}
+            yield names, {**sizes, "model": {"backbone": backbone, **SMALL, **sizes["model"], **length, **options}}
 
 
-def measure(workers: Sequence[Worker], case: dict[str, Any], repeats: int) -> Row:
+def measure(workers: Sequence[Worker], case: dict[str, Any], repeats: int) -> Figures:
     """Seconds of this checkout's parts, with quartiles, and their ratios to the other's, round by round."""
-    row: Row = {}
+    row: Figures = {}
     own, *others = in_turn(workers, case, repeats)
     for p, part in enumerate(PARTS):
         seconds = [found[p] for found in own]
@@ -90,9 +84,9 @@ def measure(workers: Sequence[Worker], case: dict[str, Any], repeats: int) -> Ro
     return row
 
 
-def medians(rows: Sequence[Row]) -> list[Row]:
+def medians(rows: Sequence[Figures]) -> list[Figures]:
     """The median ratio of each part over shapes and backbones, memory by memory; nothing without another checkout."""
-    found: list[Row] = []
+    found: list[Figures] = []
     for memory in dict.fromkeys(row["memory"] for row in rows):
         own = [row for row in rows if row["memory"] == memory and "step, ratio" in row]
         if own:
@@ -101,9 +95,9 @@ def medians(rows: Sequence[Row]) -> list[Row]:
     return found
 
 
-def _shown(row: Row) -> Row:
+def _shown(row: Figures) -> Figures:
     """A row of the table: milliseconds, and quartiles of the step and of its ratio."""
-    shown: Row = {name: row[name] for name in ("shape", "backbone", "memory")}
+    shown: Figures = {name: row[name] for name in ("shape", "backbone", "memory")}
     shown |= {f"{part} ms": 1000 * row[part]["median"] for part in PARTS}
     shown["quartiles"] = " … ".join(f"{1000 * row['step'][end]:.1f}" for end in ("low", "high"))
     if "step, ratio" in row:
@@ -111,14 +105,3 @@ def _shown(row: Row) -> Row:
         shown["new / old"] = ratio["median"]
         shown["its quartiles"] = f"{ratio['low']:.2f} … {ratio['high']:.2f}"
     return shown
-
-
-def _line(row: Row) -> str:
-    return "  ".join(f"{x:.2f}" if isinstance(x, float) else str(x) for x in _shown(row).values())
-
-
-def _text(report: Row) -> str:
-    text = table([_shown(row) for row in report["rows"]])
-    if report["medians"]:
-        text += "\n\nnew / old, median over shapes and backbones\n" + table(report["medians"])
-    return text

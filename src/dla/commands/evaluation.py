@@ -37,12 +37,12 @@ def evaluate(parser: ArgumentParser) -> str:
 
 
 def table(parser: ArgumentParser) -> str:
-    parser.add_argument("paths", type=Path, nargs="+", metavar="FILE", help="results of `dla eval`, one file a model")
+    parser.add_argument("paths", type=Path, nargs="*", metavar="FILE", help="results of `dla eval`, one file a model")
     parser.add_argument("--layout", dest="layouts", nargs="+", metavar="NAME", help="(those that have results)")
     parser.add_argument("--paper", action="store_true", help="with the paper's own rows")
     parser.add_argument("--baseline", metavar="LABEL", help="gains over this row")
     parser.add_argument("--format", dest="formats", nargs="+", default=["text"], choices=FORMATS, help="(text)")
-    parser.add_argument("--out", type=Path, metavar="PATH", help="a file, or a folder for several")
+    parser.add_argument("--out", type=Path, metavar="PATH", help="a folder to write them to, a file each")
     json_option(parser)
     runs(parser, "dla.evaluation.show")
     return "dla eval table out/a.json out/b.json --format markdown --paper"

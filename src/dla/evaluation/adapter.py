@@ -12,7 +12,7 @@ that several requests share is read once (see ``dla.models.forest``).
 
 import logging
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from os import PathLike
@@ -32,15 +32,15 @@ from lm_eval.models.utils import (
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 from tqdm import tqdm  # type: ignore[import-untyped]
 
-from dla.evaluation.request_cache import RequestCache, request_key
-from dla.fingerprint import model_fingerprint, tokenizer_fingerprint
+from dla.evaluation.request_cache import RequestCache
+from dla.fingerprint import json_fingerprint, model_fingerprint, tokenizer_fingerprint
 from dla.models.causal_lm import DLAForCausalLM
 from dla.models.continuations import Question, go_on, score
 from dla.models.forest import Reader
 from dla.models.generate import stop_tokens
 from dla.models.load import is_preset, load_model
-from dla.report import is_number
 from dla.text import ByteTokenizer, model_tokenizer
+from dla.typed import Count, convert
 
 BYTE_END = 0  # what stands between documents of bytes
 LOOKBACK = 2  # tokens that a stop string may take more than its own encoding, as lm_eval has it
@@ -105,10 +105,7 @@ class DLALM(TemplateLM):
         max_batch_size: int | None = None,
     ) -> None:
         super().__init__()
-        if max_length is not None and (
-            isinstance(max_length, bool) or not isinstance(max_length, int) or max_length < 1
-        ):
-            raise ValueError(f"max_length must be an integer >= 1 or None, got {max_length!r}")
+        convert("max_length", max_length, Count | None)
         self.model = _model(pretrained, dtype, device)
         self.tokenizer = _tokenizer(pretrained, tokenizer, self.model)
         self.max_length = max_length or self.model.config.max_position_embeddings
@@ -191,14 +188,13 @@ class DLALM(TemplateLM):
         questions = [self._question(*request) for request in requests]
         lengths = (len(context) + len(continuation) for _, context, continuation in requests)
         self._tell_truncated(sum(len(x.tokens) + 1 < n for x, n in zip(questions, lengths, strict=True)))
-        keys = self._keys("loglikelihood", [(question.tokens, question.targets) for question in questions])
-        known, missing = self._known(keys, _is_answer)
-        answers: dict[int, Answer] = {number: (float(x), greedy) for number, (x, greedy) in known.items()}
+        about = [(question.tokens, question.targets) for question in questions]
+        keys, answers, missing = self._known("loglikelihood", about, Answer)
 
         def done(index: int, logprob: float, greedy: bool) -> None:
             number = missing[index]
             answers[number] = (logprob, greedy)
-            self._remember(keys, number, [logprob, greedy])
+            self._remember(keys, number, answers[number])
             text = requests[number][0]
             if text is not None:  # windows of a longer text have none
                 self.cache_hook.add_partial("loglikelihood", text, answers[number])
@@ -239,8 +235,8 @@ class DLALM(TemplateLM):
         self._tell_truncated(sum(x.truncated for x in asked))
         ends = self.stop_tokens
         about = [] if self.results is None else [self.text_fingerprint, *([ends] if ends else [])]
-        keys = self._keys("generate_until", [(x.tokens, [*about, x.until, x.most]) for x in asked])
-        answers, missing = self._known(keys, lambda value: isinstance(value, str))
+        wanted = [(x.tokens, [*about, x.until, x.most]) for x in asked]
+        keys, answers, missing = self._known("generate_until", wanted, str)
 
         def stops(index: int, tokens: list[int]) -> bool:
             return self._stops(asked[missing[index]], tokens)
@@ -268,14 +264,12 @@ class DLALM(TemplateLM):
             raise ValueError(
                 f"max_gen_toks must be from 1 to {self.max_length - 1}, one less than max_length, got {most}"
             )
-        tokens = self._encode_prompt(context) or [self.prefix_token_id]
+        begun = has_bos_prefix(context, getattr(self.tokenizer, "bos_token", None))
+        tokens = self.tok_encode(context, add_special_tokens=False if begun else self.add_bos_token)
+        tokens = tokens or [self.prefix_token_id]
         lookback = LOOKBACK + max((len(self.tok_encode(x, add_special_tokens=False)) for x in until), default=0)
         kept = tokens[-(self.max_length - most) :]
         return Generation(kept, until, most, lookback, truncated=len(kept) < len(tokens))
-
-    def _encode_prompt(self, context: str) -> list[int]:
-        begun = has_bos_prefix(context, getattr(self.tokenizer, "bos_token", None))
-        return self.tok_encode(context, add_special_tokens=False if begun else self.add_bos_token)
 
     def _stops(self, asked: Generation, tokens: list[int]) -> bool:
         """Whether a text is complete: a stop token of the model, or a stop string in the last tokens."""
@@ -291,17 +285,18 @@ class DLALM(TemplateLM):
 
     # Bookkeeping
 
-    def _keys(self, kind: str, asked: Sequence[tuple[Sequence[int], Any]]) -> list[str]:
-        """Of requests for the results in a file: what is read, and what is asked about it."""
+    def _known(
+        self, kind: str, asked: Sequence[tuple[Sequence[int], Any]], result: Any
+    ) -> tuple[list[str], dict[int, Any], list[int]]:
+        """Of requests, what is read and what is asked about it: keys for the file of results, the results of the kind
+        ``result`` that are there, by the number of the request, and the numbers of the others.
+        """
         if self.results is None:
-            return [""] * len(asked)
-        return [request_key(self.fingerprint, kind, tokens, about) for tokens, about in asked]
-
-    def _known(self, keys: Sequence[str], fits: Callable[[Any], bool]) -> tuple[dict[int, Any], list[int]]:
-        """The results that there are, by the number of the request, and the numbers of the others."""
-        found = [None if self.results is None else self.results.get(key, fits) for key in keys]
+            return [], {}, list(range(len(asked)))
+        keys = [json_fingerprint([self.fingerprint, kind, list(tokens), about]) for tokens, about in asked]
+        found = [self.results.get(key, result) for key in keys]
         missing = [number for number, value in enumerate(found) if value is None]
-        return {number: value for number, value in enumerate(found) if value is not None}, missing
+        return keys, {number: value for number, value in enumerate(found) if value is not None}, missing
 
     def _remember(self, keys: Sequence[str], number: int, value: Any) -> None:
         if self.results is not None:
@@ -322,16 +317,6 @@ class DLALM(TemplateLM):
         return tqdm(desc=what, unit=" tokens", unit_scale=True, disable=quiet, total=0)
 
 
-def _is_answer(value: object) -> bool:
-    """A log-likelihood and whether it is the greedy one; NaN is that of a broken model, and no damage."""
-    return (
-        isinstance(value, list)
-        and len(value) == 2
-        and (isinstance(value[0], float) or is_number(value[0]))
-        and isinstance(value[1], bool)
-    )
-
-
 def _model(pretrained: str | DLAForCausalLM, dtype: str, device: str | None) -> DLAForCausalLM:
     if isinstance(pretrained, DLAForCausalLM):
         return (pretrained if device is None else pretrained.to(device)).eval()
@@ -350,12 +335,7 @@ def _tokenizer(pretrained: str | DLAForCausalLM, given: Any, model: DLAForCausal
     return model_tokenizer(folder, given, model.config.vocab_size)
 
 
-def main() -> None:
-    """`lm_eval`, which knows `--model dla`."""
+if __name__ == "__main__":
     from lm_eval.__main__ import cli_evaluate
 
     cli_evaluate()
-
-
-if __name__ == "__main__":
-    main()

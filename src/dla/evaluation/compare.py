@@ -4,10 +4,8 @@ The score of each sample under one model is held against that of the same sample
 telling than two means and their standard errors: what is hard for one is hard for the other.
 """
 
-import json
-import sys
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +14,7 @@ from numpy.typing import NDArray
 
 from dla.evaluation.results import DECISIVE, Evaluation, TaskResult, read, task_settings
 from dla.report import one_line, table
+from dla.report.found import Found
 from dla.report.words import signed
 
 Floats = NDArray[np.float64]
@@ -39,13 +38,14 @@ def compare(a: Evaluation, b: Evaluation, *, resamples: int = 10_000, seed: int 
     if resamples < 1:
         raise ValueError(f"resamples must be 1 or more, got {resamples}")
     rows, scores, draws = [], [], []
-    for left, right in _pairs(a, b):
+    ours, theirs = ({task.key: task for task in one.tasks} for one in (a, b))
+    for key in {**ours, **theirs}:
+        left, right = ours.get(key), theirs.get(key)
         row = _row(left or right)
         rows.append(row)
-        if reason := _refusal(a, b, left, right):
-            row["refused"] = reason
+        row["refused"] = _refusal(a, b, left, right)
+        if left is None or right is None or row["refused"]:
             continue
-        assert left is not None and right is not None
         x, y = _common(left, right)
         # A stream a task: its result does not depend on what else was evaluated.
         rng = np.random.default_rng([seed, zlib.crc32(left.key.encode())])
@@ -61,12 +61,6 @@ def compare(a: Evaluation, b: Evaluation, *, resamples: int = 10_000, seed: int 
     else:
         total["refused"] = "there is no task to compare"
     return [*rows, total]
-
-
-def _pairs(a: Evaluation, b: Evaluation) -> Iterator[tuple[TaskResult | None, TaskResult | None]]:
-    left, right = ({task.key: task for task in one.tasks} for one in (a, b))
-    for key in dict.fromkeys([*left, *right]):
-        yield left.get(key), right.get(key)
 
 
 def _row(task: TaskResult | None) -> dict[str, Any]:
@@ -175,32 +169,19 @@ def mcnemar(wins: int, losses: int) -> float:
 # The command.
 
 
-def run(paths: Sequence[Path], *, out: Path | None = None, as_json: bool = False) -> int:
-    """Compare the models of two files and print the result; the exit code.
+def run(paths: Sequence[Path], *, out: Path | None = None) -> Found:
+    """Compare the models of two files, A and B; the exit code is 1 if there is nothing to compare.
 
-    Args:
-        paths: of A and B.
-        out: a file to write it to as well: JSON if its name ends so, else text.
-        as_json: print JSON instead of text.
-
-    Returns:
-        0, 1 if there is nothing to compare, 2 for files that are none.
+    out: a file to write it to as well: JSON if its name ends so, else text.
     """
-    try:
-        if len(paths) != 2:
-            raise ValueError(f"two files must be given, got {len(paths)}")
-        a, b = (read(path) for path in paths)
-        rows = compare(a, b)
-        found = {"a": a.label, "b": b.label, "rows": rows}
-        written = {True: json.dumps(found, indent=2, ensure_ascii=False), False: as_text(a.label, b.label, rows)}
-        if out is not None:
-            out.parent.mkdir(parents=True, exist_ok=True)
-            out.write_text(written[out.suffix == ".json"] + "\n", encoding="utf-8", newline="\n")
-    except (OSError, ValueError) as error:
-        print(f"dla eval compare: {error}", file=sys.stderr)
-        return 2
-    print(written[as_json])
-    return 1 if rows[-1]["refused"] else 0
+    a, b = (read(path) for path in paths)
+    rows = compare(a, b)
+    figures, text = {"a": a.label, "b": b.label, "rows": rows}, as_text(a.label, b.label, rows)
+    file = out if out is not None and out.suffix == ".json" else None
+    if out is not None and file is None:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        out.write_text(text + "\n", encoding="utf-8", newline="\n")
+    return Found(text, figures, file, code=1 if rows[-1]["refused"] else 0)
 
 
 def as_text(a: str, b: str, rows: Sequence[dict[str, Any]]) -> str:

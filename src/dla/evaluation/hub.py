@@ -5,6 +5,7 @@ import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
+from textwrap import shorten
 from typing import Any
 from urllib.parse import urlparse
 from urllib.request import getproxies
@@ -17,27 +18,20 @@ class Unavailable(Exception):  # noqa: N818 (it is an answer as much as an error
 
 
 def _one_line(error: BaseException) -> str:
-    text = " ".join(str(error).split()) or type(error).__name__
-    return text if len(text) <= 200 else text[:199] + "…"
-
-
-@cache
-def _address() -> tuple[str, int]:
-    """Who is asked first: the proxy if there is one, else the hub itself."""
-    from huggingface_hub import constants
-
-    proxies = getproxies()
-    url = urlparse(proxies.get("https") or proxies.get("all") or constants.ENDPOINT)
-    return url.hostname or "huggingface.co", url.port or (80 if url.scheme == "http" else 443)
+    return shorten(str(error), 200, placeholder="…") or type(error).__name__
 
 
 @cache
 def unreachable() -> str:
     """Why the hub cannot be reached, "" if it can; asked once a process, for a few seconds at most."""
+    from huggingface_hub import constants
+
     for name in ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE"):
         if os.environ.get(name, "").upper() in {"1", "ON", "YES", "TRUE"}:
             return f"{name} is set"
-    host, port = _address()
+    proxies = getproxies()
+    url = urlparse(proxies.get("https") or proxies.get("all") or constants.ENDPOINT)
+    host, port = url.hostname or "huggingface.co", url.port or (80 if url.scheme == "http" else 443)
     try:
         socket.create_connection((host, port), timeout=TIMEOUT).close()
     except OSError as error:

@@ -11,15 +11,15 @@ All other averages, and the ablations' RULER against the six tasks of table 3, a
 
 import statistics
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+
+from dla.evaluation.suites import RULER, suite_tasks
 
 LAMBADA_NOTE = (
     "the paper disagrees with itself on LAMBADA: for DLA on Mamba-2 / GDN, table 1 has 18.7 / 20.8, the ablations "
     "23.9 / 24.8."
 )
 AVERAGE_NOTE = "the paper's average of GDN + DLA, 34.8, is not the mean of its row, 34.3."
-RULER_SAMPLES = 500  # of each of its tasks
-RETRIEVAL_TOKENS = 2048  # of a prompt of the retrieval sets
 PAPER_LENGTH = "4096"  # of RULER, the one whose numbers are given
 
 
@@ -59,11 +59,10 @@ class PaperRow:
 class PaperTable:
     """A table of the paper: the columns of tasks (without RULER's, which depend on the lengths) and its rows."""
 
-    name: str
     title: str
     columns: tuple[Column, ...]
     rows: tuple[PaperRow, ...]
-    notes: tuple[str, ...] = field(default=())  # about the paper's rows
+    notes: tuple[str, ...] = ()  # about the paper's rows
 
 
 def columns(layout: str, lengths: Sequence[str] = (PAPER_LENGTH,)) -> list[Column]:
@@ -73,8 +72,9 @@ def columns(layout: str, lengths: Sequence[str] = (PAPER_LENGTH,)) -> list[Colum
         return [c for column in LAYOUTS[layout].columns for c in (others if column is RULER_MEAN else [column])]
     found = []
     for length in lengths:
-        tasks = [Column(f"{name}@{length}", label, f"RULER {length_text(length)}") for name, label in RULER.items()]
-        found += [*tasks, _average(tasks, f"average@{length}", tasks[0].heading)]
+        heading = f"RULER {length_text(length)}"
+        tasks = [Column(f"{name}@{length}", label, heading) for name, label in RULER.items()]
+        found += [*tasks, _average(tasks, f"average@{length}", heading)]
     return found
 
 
@@ -94,7 +94,11 @@ def _ruler_mean(length: str) -> Column:
     return Column("ruler" if own else f"ruler@{length}", "RULER" if own else f"RULER {length_text(length)}", "", parts)
 
 
-def _with_average(parts: Sequence[Column]) -> tuple[Column, ...]:
+def _suite(suite: str, *headings: str) -> tuple[Column, ...]:
+    """The tasks of a suite, equal parts of them under the headings, and their average."""
+    specs = suite_tasks(suite)
+    above = [heading for heading in headings or [""] for _ in range(len(specs) // max(1, len(headings)))]
+    parts = [Column(spec.name, spec.label, heading) for spec, heading in zip(specs, above, strict=True)]
     return (*parts, _average(parts))
 
 
@@ -105,55 +109,10 @@ def _rows(parts: Sequence[Column], numbers: dict[str, Sequence[float]]) -> tuple
     return tuple(PaperRow(label, dict(zip(keys, row, strict=False))) for label, row in numbers.items())
 
 
-COMMONSENSE = _with_average(
-    [
-        Column("lambada", "LAMBADA"),
-        Column("piqa", "PIQA"),
-        Column("hellaswag", "HellaSwag"),
-        Column("winogrande", "WinoGrande"),
-        Column("arc_easy", "ARC-e"),
-        Column("arc_challenge", "ARC-c"),
-        Column("openbookqa", "OBQA"),
-        Column("commonsense_qa", "CSQA"),
-    ]
-)
-RETRIEVAL = _with_average(
-    [
-        Column("squad", "SQuAD"),
-        Column("triviaqa", "TriviaQA"),
-        Column("swde", "SWDE"),
-        Column("fda", "FDA"),
-        Column("nq", "NQ"),
-        Column("drop", "DROP"),
-    ]
-)
-RULER = {
-    "niah_single_1": "S-NIAH-1",
-    "niah_single_2": "S-NIAH-2",
-    "niah_single_3": "S-NIAH-3",
-    "niah_multikey_1": "MK-1",
-    "niah_multiquery": "MQ",
-    "niah_multivalue": "MV",
-}
-LONGBENCH = _with_average(
-    [
-        Column("longbench_narrativeqa", "NarrativeQA", "Single-document QA"),
-        Column("longbench_qasper", "Qasper", "Single-document QA"),
-        Column("longbench_multifieldqa_en", "MultiFieldQA-en", "Single-document QA"),
-        Column("longbench_hotpotqa", "HotpotQA", "Multi-document QA"),
-        Column("longbench_2wikimqa", "2WikiMQA", "Multi-document QA"),
-        Column("longbench_musique", "MuSiQue", "Multi-document QA"),
-        Column("longbench_gov_report", "GovReport", "Summarization"),
-        Column("longbench_qmsum", "QMSum", "Summarization"),
-        Column("longbench_multi_news", "MultiNews", "Summarization"),
-        Column("longbench_trec", "TREC", "Few-shot"),
-        Column("longbench_triviaqa", "TriviaQA", "Few-shot"),
-        Column("longbench_samsum", "SAMSum", "Few-shot"),
-    ]
-)
+COMMONSENSE, RETRIEVAL = _suite("commonsense"), _suite("retrieval")
+LONGBENCH = _suite("longbench", "Single-document QA", "Multi-document QA", "Summarization", "Few-shot")
 RULER_MEAN = _ruler_mean(PAPER_LENGTH)
 ABLATION = (*COMMONSENSE[:4], RULER_MEAN)
-RULER_4K = tuple(Column(f"{name}@{PAPER_LENGTH}", label) for name, label in RULER.items())
 
 TABLE_1 = _rows(
     COMMONSENSE,
@@ -179,7 +138,7 @@ TABLE_2 = _rows(
     },
 )
 TABLE_3 = _rows(
-    RULER_4K,
+    [Column(f"{name}@{PAPER_LENGTH}", label) for name, label in RULER.items()],
     {
         "Transformer": (91.4, 71.4, 73.3, 62.1, 54.5, 36.9),
         "Mamba-2": (80.5, 31.0, 4.7, 14.8, 19.3, 19.4),
@@ -228,13 +187,10 @@ TABLE_BUDGET = _rows(
 )
 
 LAYOUTS = {
-    layout.name: layout
-    for layout in (
-        PaperTable("commonsense", "Zero-shot accuracy", COMMONSENSE, TABLE_1, (LAMBADA_NOTE, AVERAGE_NOTE)),
-        PaperTable("retrieval", "In-context retrieval", RETRIEVAL, TABLE_2),
-        PaperTable("ruler", "RULER", (), TABLE_3),
-        PaperTable("longbench", "LongBench", LONGBENCH, TABLE_4),
-        PaperTable("ablation", "Ablation", ABLATION, TABLE_ABLATION, (LAMBADA_NOTE,)),
-        PaperTable("budget", "Memory budget", ABLATION, TABLE_BUDGET, (LAMBADA_NOTE,)),
-    )
+    "commonsense": PaperTable("Zero-shot accuracy", COMMONSENSE, TABLE_1, (LAMBADA_NOTE, AVERAGE_NOTE)),
+    "retrieval": PaperTable("In-context retrieval", RETRIEVAL, TABLE_2),
+    "ruler": PaperTable("RULER", (), TABLE_3),
+    "longbench": PaperTable("LongBench", LONGBENCH, TABLE_4),
+    "ablation": PaperTable("Ablation", ABLATION, TABLE_ABLATION, (LAMBADA_NOTE,)),
+    "budget": PaperTable("Memory budget", ABLATION, TABLE_BUDGET, (LAMBADA_NOTE,)),
 }

@@ -21,7 +21,7 @@ import dla
 from dla.evaluation.haystack import find_haystack
 from dla.evaluation.local import local_rows
 from dla.evaluation.ruler import KINDS
-from dla.evaluation.suites import Spec, data_folder, task_folder
+from dla.evaluation.suites import Spec, data_folder, definition
 from dla.fingerprint import json_fingerprint
 
 DIGITS = 16  # of a checksum
@@ -42,11 +42,6 @@ def task_provenance(spec: Spec, data: Path | str | None, haystack: str) -> dict[
     rows = _haystack_text(spec, folder, haystack) if spec.suite == "ruler" else _rows(spec, folder)
     versions = {"dla": dla.__version__, "lm-eval": version("lm-eval")}
     return {"rows": rows, "task": _definition(spec), **versions}
-
-
-def differing(there: dict[str, str], here: dict[str, str]) -> list[str]:
-    """The names under which two differ."""
-    return [name for name in {**there, **here} if there.get(name) != here.get(name)]
 
 
 def _rows(spec: Spec, folder: Path | None) -> str:
@@ -74,8 +69,8 @@ def _haystack_text(spec: Spec, folder: Path | None, source: str) -> str:
 def _definition(spec: Spec) -> str:
     own = Path(__file__).parent
     files = [own / name for name in DEFINITIONS.get(spec.suite, ())]
-    if (theirs := task_folder(spec)) is not None:
-        files += sorted(path for path in theirs.iterdir() if path.suffix in (".py", ".yaml"))
+    if (theirs := definition(spec)) is not None:
+        files += sorted(path for path in theirs.parent.iterdir() if path.suffix in (".py", ".yaml"))
     digest = hashlib.sha256(json.dumps(asdict(spec), sort_keys=True).encode())
     for file in files:
         digest.update(file.name.encode() + file.read_bytes())

@@ -1,20 +1,21 @@
 """`dla reproduce`: the paper's tables from the training on, at the paper's scale or a tiny one."""
 
+import json
 import re
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from dla.choices import SCALES
-from dla.evaluation import run as evaluation
-from dla.evaluation.results import Evaluation, read
+from dla.evaluation.results import Evaluation
+from dla.evaluation.run import chosen_specs, evaluate
+from dla.evaluation.suites import LENGTHS
 from dla.evaluation.tables import make_table
 from dla.names import check_known
+from dla.report.found import Found
 from dla.report.tables import FORMATS
 
-INTERRUPTED = 130  # the exit code of what was interrupted
 TINY = "Tiny models, trained for minutes on a CPU: this shows that the pipeline runs, and nothing about the paper."
 
 
@@ -91,7 +92,7 @@ TINY_TRAINING = [
     *("--model.capacity", "30"),
 ]
 TINY_SHAPE = {"mamba2": ("--model.backbone", "mamba2", "--model.num_heads", "4", "--model.num_key_heads", "1")}
-TINY_EVALUATION: dict[str, Any] = {"limit": 20, "lengths": (1024,), "max_length": 4096, "context_tokens": 1024}
+TINY_EVALUATION: dict[str, Any] = {"limit": 20, "max_length": 4096, "context_tokens": 1024}
 
 
 def run(
@@ -102,61 +103,47 @@ def run(
     recipes: Path | None = None,
     data: Path | None = None,
     limit: int | None = None,
-    paper: bool = True,
-) -> int:
-    """Train what is missing, evaluate, and write the table; the exit code.
+) -> Found:
+    """Train what is missing, evaluate, and write the table.
 
     Models go to OUT/models, each with its evaluation; a model that is there is taken as it is.
     """
-    out = out or Path("out/reproduce") / scale
-    try:
-        check_known("table", [table], PLANS)
-        check_known("scale", [scale], SCALES)
-        folder = recipes or find_recipes()
-        made = [evaluated(row, PLANS[table], scale, folder, out, data, limit) for row in PLANS[table].rows]
-        # Numbers of tiny models beside the paper's would be read as a comparison.
-        shown = make_table(made, PLANS[table].layout, paper_rows=paper and scale == "paper")
-        note = TINY if scale == "tiny" else ""
-        for form in ("markdown", "latex", "csv", "json"):
-            suffix, render = FORMATS[form]
-            text = render(shown)
-            (out / f"{table}.{suffix}").write_text(text if form != "markdown" else f"{note}\n\n{text}".lstrip())
-    except (ValueError, RuntimeError, OSError) as error:
-        print(f"dla reproduce: {error}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        print("\ninterrupted; the same command goes on from there", file=sys.stderr)
-        return INTERRUPTED
-    print("\n".join(filter(None, [note, shown.text(), f"tables in {out}/{table}.*"])))
-    return 0
+    check_known("table", [table], PLANS)
+    check_known("scale", [scale], SCALES)
+    out, folder = out or Path("out/reproduce") / scale, recipes or find_recipes()
+    made = [evaluated(row, PLANS[table], scale, folder, out, data, limit) for row in PLANS[table].rows]
+    # Numbers of tiny models beside the paper's would be read as a comparison.
+    shown = make_table(made, PLANS[table].layout, paper_rows=scale == "paper")
+    note = f"{TINY}\n\n" if scale == "tiny" else ""
+    for form in ("markdown", "latex", "csv", "json"):
+        suffix, render = FORMATS[form]
+        (out / f"{table}.{suffix}").write_text((note if form == "markdown" else "") + render(shown))
+    return Found(f"{note}{shown.text()}", json.loads(shown.json()), notes=[f"tables in {out}/{table}.*"])
 
 
 def evaluated(
     row: Entry, plan: TablePlan, scale: str, recipes: Path, out: Path, data: Path | None, limit: int | None
 ) -> Evaluation:
     """A row's model, trained if it is not there, on the tasks of the plan."""
+    from dla.training.run import run as train
+
     folder = out / "models" / row.name
     if not (folder / "model" / "config.json").exists():
         print(f"training {row.label}", file=sys.stderr)
-        _train(training(row, scale, recipes, folder))
-        if not (folder / "model" / "config.json").exists():  # it ends well, with a checkpoint, when it is interrupted
-            raise KeyboardInterrupt
-    file = folder / "evaluation.json"
-    options: dict[str, Any] = dict(TINY_EVALUATION) if scale == "tiny" else {}
+        stopped = train(*training(row, scale, recipes, folder))
+        if not (folder / "model" / "config.json").exists():
+            if stopped:
+                raise ValueError(f"the training of {row.label} did not come to its end; its log in {folder} says why")
+            # it ends well, with a checkpoint, when somebody needs the machine
+            raise KeyboardInterrupt("(the same command goes on from there)")
+    tiny = scale == "tiny"
+    options: dict[str, Any] = dict(TINY_EVALUATION) if tiny else {}
     options["limit"] = limit or options.get("limit")
-    if plan.layout in ("ablation", "budget") and scale == "paper":
-        options["lengths"] = (4096,)
+    lengths = (1024,) if tiny else (4096,) if plan.layout in ("ablation", "budget") else LENGTHS
     print(f"evaluating {row.label}", file=sys.stderr)
-    code = evaluation.run(
-        str(folder / "model"), suites=plan.suites, tasks=plan.tasks, data=data, out=file, label=row.label,
-        tables=False, **options,
-    )  # fmt: skip
-    if code == INTERRUPTED:
-        raise KeyboardInterrupt
-    if code:
-        raise RuntimeError(f"the evaluation of {row.label} ended with exit code {code}")
-    found = read(file)
-    return Evaluation(found.model, row.label, found.tasks, found.settings, found.versions)
+    specs = chosen_specs(plan.suites, plan.tasks, lengths)
+    found = evaluate(str(folder / "model"), specs, folder / "evaluation.json", data=data, label=row.label, **options)
+    return replace(found, label=row.label)
 
 
 def training(row: Entry, scale: str, recipes: Path, folder: Path) -> tuple[Path, list[str]]:
@@ -168,16 +155,6 @@ def training(row: Entry, scale: str, recipes: Path, folder: Path) -> tuple[Path,
         return recipes / "paper" / f"{name}.toml", options
     name = "transformer" if row.backbone == "transformer" else row.memory
     return recipes / "cpu" / f"{name}.toml", [*TINY_TRAINING, *TINY_SHAPE.get(row.backbone, ()), *options]
-
-
-def _train(recipe: tuple[Path, Sequence[str]]) -> None:
-    from dla.training.run import run as train
-
-    code = train(*recipe)
-    if code == INTERRUPTED:
-        raise KeyboardInterrupt
-    if code:
-        raise RuntimeError(f"the training of {recipe[0]} ended with exit code {code}")
 
 
 def find_recipes() -> Path:

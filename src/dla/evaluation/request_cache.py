@@ -1,13 +1,11 @@
 """Finished requests in a file, so that an interrupted evaluation goes on where it was."""
 
 import logging
-from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from dla.fingerprint import json_fingerprint
-from dla.report import shown
 from dla.report.jsonl import Writer, read
+from dla.typed import convert
 
 logger = logging.getLogger(__name__)
 
@@ -31,20 +29,20 @@ class RequestCache:
         if damaged:
             logger.warning("%s: %d damaged lines are left out", self.path, damaged)
 
-    def get(self, key: str, fits: Callable[[Any], bool] | None = None) -> Any:
-        """The result, or None. One that does not fit is forgotten, so that another can be added."""
-        value = self._found.get(key)
-        if value is not None and fits is not None and not fits(value):
+    def get(self, key: str, kind: Any = Any) -> Any:
+        """The result as a value of that kind, or None. One of another kind is forgotten: another can be added."""
+        try:
+            return convert("a result", self._found[key], kind) if key in self._found else None
+        except ValueError as error:
             if not self._warned:
-                logger.warning("%s: results of another kind are left out, such as %s", self.path, shown(value))
+                logger.warning("%s: results of another kind are left out: %s", self.path, error)
             self._warned = True
             del self._found[key]
             return None
-        return value
 
     def add(self, key: str, value: Any) -> None:
         """Keep a result, here and in the file, unless there is one."""
-        if self._found.get(key) is not None:
+        if key in self._found:
             return
         self._found[key] = value
         if self._file is None:
@@ -58,8 +56,3 @@ class RequestCache:
         if self._file is not None:
             self._file.close()
             self._file = None
-
-
-def request_key(fingerprint: str, kind: str, tokens: Sequence[int], asked: Any) -> str:
-    """The key of a request: what was computed with, the kind, the tokens read, and what was asked about them."""
-    return json_fingerprint([fingerprint, kind, list(tokens), asked])

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, TypedDict
 
-from dla.evaluation.paper import RULER_SAMPLES
+from dla.evaluation.suites import RULER_SAMPLES
 from dla.files import read_json
 from dla.report import check_value, shown
 from dla.typed import BadValueError, Finite, Limit, NotNegative, OpenSize, convert
@@ -96,7 +96,10 @@ def merge(old: Evaluation, new: Evaluation) -> Evaluation:
         raise ValueError(f"evaluations to merge must be of one model, got {old.model!r} and {new.model!r}")
     fresh = {task.key: task for task in new.tasks}
     new_keys = set(fresh)
-    kept = [replace(task, settings=_differing(task_settings(old, task), new.settings)) for task in old.tasks]
+    kept = []
+    for task in old.tasks:
+        own = task_settings(old, task)
+        kept.append(replace(task, settings={name: own.get(name) for name in differing(own, new.settings)}))
     tasks = [fresh.pop(task.key, task) for task in kept]
     versions = dict(new.versions)
     if any(task.key not in new_keys for task in kept):
@@ -104,8 +107,9 @@ def merge(old: Evaluation, new: Evaluation) -> Evaluation:
     return replace(new, tasks=[*tasks, *fresh.values()], versions=versions)
 
 
-def _differing(given: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: given.get(name) for name in {**given, **other} if given.get(name) != other.get(name)}
+def differing(there: Mapping[str, Any], here: Mapping[str, Any]) -> list[str]:
+    """The names under which two differ."""
+    return [name for name in {**there, **here} if there.get(name) != here.get(name)]
 
 
 def _both(old: str | None, new: str | None) -> str:

@@ -1,7 +1,10 @@
 """`dla eval`: a model on the paper's datasets, task by task; what is finished is kept."""
 
+import json
 import logging
 import os
+import re
+import statistics
 import sys
 import time
 from collections.abc import Sequence
@@ -13,12 +16,16 @@ from typing import Any
 import torch
 
 import dla
-from dla.evaluation.paper import LAYOUTS, RETRIEVAL_TOKENS, RULER_SAMPLES
-from dla.evaluation.provenance import differing, model_provenance, task_provenance
-from dla.evaluation.results import Evaluation, TaskResult, merge, part_of_ruler, read, task_settings, write
-from dla.evaluation.suites import LENGTHS, Spec, Unavailable, find_spec, make_task, suite_tasks
+from dla.evaluation.hub import Unavailable
+from dla.evaluation.paper import LAYOUTS
+from dla.evaluation.provenance import model_provenance, task_provenance
+from dla.evaluation.results import Evaluation, TaskResult, differing, merge, part_of_ruler, read, task_settings, write
+from dla.evaluation.suites import LENGTHS, RETRIEVAL_TOKENS, RULER_SAMPLES, Spec, find_spec, make_task, suite_tasks
 from dla.evaluation.tables import make_table
 from dla.fingerprint import tokenizer_fingerprint
+from dla.report.found import Found
+from dla.report.values import grouped
+from dla.typed import Count, convert
 
 TOKENIZER = "tokenizer"
 Settings = dict[str, Any]  # what decides which questions are asked, and how
@@ -29,68 +36,60 @@ def run(
     *,
     suites: Sequence[str] = (),
     tasks: Sequence[str] = (),
+    lengths: Sequence[int] = LENGTHS,
+    out: Path | None = None,
+    paper: bool = False,
+    **options: Any,
+) -> Found:
+    """`evaluate` the model on the suites and tasks; the tables, with the paper's rows or without."""
+    specs, out = chosen_specs(suites, tasks, lengths), out or _default_file(model)
+    evaluation = evaluate(model, specs, out, **options)
+    shown = [name for name in LAYOUTS if name in {spec.suite for spec in specs}]
+    tables = [make_table([evaluation], name, paper_rows=paper) for name in shown]
+    text = "\n\n".join(table.text() for table in tables)
+    return Found(text, [json.loads(table.json()) for table in tables], notes=[f"results in {out}"])
+
+
+def evaluate(
+    model: str,
+    specs: Sequence[Spec],
+    out: Path,
+    *,
     data: Path | None = None,
     limit: int | None = None,
-    out: Path | None = None,
     label: str | None = None,
-    lengths: Sequence[int] = LENGTHS,
     samples: int = RULER_SAMPLES,
     haystack: str = "auto",
     context_tokens: int = RETRIEVAL_TOKENS,
     max_length: int | None = None,
     seed: int = 0,
-    tokenizer: str | None = None,
-    dtype: str = "float32",
-    device: str | None = None,
-    batch_tokens: int = 4096,
-    paper: bool = False,
-    tables: bool = True,
-    as_json: bool = False,
-) -> int:
-    """Evaluate a saved model or a preset and print the tables; the exit code.
+    **options: Any,
+) -> Evaluation:
+    """Evaluate a saved model or a preset.
 
-    The results go to ``out`` (MODEL/evaluation.json, or out/eval/MODEL.json for a preset) after every task. A task that
-    is there with the same settings and provenance (`dla.evaluation.provenance`) is not run again, and one that was
-    killed goes on where it stood. Results of other weights that lie there are put aside.
+    The results go to ``out`` after every task. A task that is there with the same settings and provenance
+    (`dla.evaluation.provenance`) is not run again, and one that was killed goes on where it stood. Results of other
+    weights that lie there are put aside. options: how the model runs, as for ``DLALM``.
     """
     settings: Settings = {
-        "limit": limit,
+        "limit": convert("limit", limit, Count | None),
         "samples": samples,
         "seed": seed,
         "context_tokens": context_tokens,
         "haystack": str(haystack),
         "max_length": max_length,
     }
-    out = out or _default_file(model)
-    try:
-        specs = chosen_specs(suites, tasks, lengths)
-        _check_limit(limit)
-        before = read(out) if out.exists() else None
-        lm = _load(model, tokenizer, dtype, device, max_length, batch_tokens, out)
-        evaluation = _begun(Evaluation(model, label or "", [], settings, _versions()), before, lm, out)
-    except (ValueError, OSError, RuntimeError) as error:
-        return _told(f"dla eval: {' '.join(str(error).split())}", 2)
+    before = read(out) if out.exists() else None
+    lm = _load(model, out, max_length=max_length, **options)
+    evaluation = _begun(Evaluation(model, label or "", [], settings, _versions()), before, lm, out)
     try:
         for spec in specs:
-            evaluation = _with(evaluation, spec, lm, data, settings, out)
+            evaluation = _with(evaluation, spec, lm, data, out)
     except KeyboardInterrupt:
-        return _told(f"\ninterrupted; what is finished is in {out}, and the same command goes on", 130)
+        raise KeyboardInterrupt(f"(what is finished is in {out}, and the same command goes on)") from None
     except (ValueError, OSError) as error:
-        return _told(f"dla eval: {' '.join(str(error).split())}; what is finished is in {out}", 2)
-    if tables:
-        _show(evaluation, {spec.suite for spec in specs}, paper, as_json)
-    return _told(f"results in {out}", 0)
-
-
-def _told(text: str, code: int) -> int:
-    """The exit code, with a last word."""
-    print(text, file=sys.stderr)
-    return code
-
-
-def _check_limit(limit: int | None) -> None:
-    if limit is not None and limit < 1:
-        raise ValueError(f"limit must be an integer >= 1, got {limit}")
+        raise ValueError(f"{error}; what is finished is in {out}") from error
+    return evaluation
 
 
 def chosen_specs(suites: Sequence[str], tasks: Sequence[str], lengths: Sequence[int] = LENGTHS) -> list[Spec]:
@@ -116,9 +115,7 @@ def _of_these_weights(before: Evaluation, weights: str, out: Path) -> Evaluation
 
     Results that do not say whose they are stay until they are run anew.
     """
-    others: dict[str, list[TaskResult]] = {}
-    for task in before.tasks:
-        others.setdefault(task.provenance.get("weights", weights), []).append(task)
+    others = grouped((task.provenance.get("weights", weights), task) for task in before.tasks)
     kept = others.pop(weights, [])
     for other, tasks in others.items():
         aside = out.with_name(f"{out.stem}.{other[:8]}{out.suffix}")
@@ -128,11 +125,12 @@ def _of_these_weights(before: Evaluation, weights: str, out: Path) -> Evaluation
     return replace(before, tasks=kept)
 
 
-def _with(evaluation: Evaluation, spec: Spec, lm: Any, data: Path | None, settings: Settings, out: Path) -> Evaluation:
+def _with(evaluation: Evaluation, spec: Spec, lm: Any, data: Path | None, out: Path) -> Evaluation:
     """The evaluation with one more task, also on disk."""
+    settings = evaluation.settings
     made_with = {**model_provenance(lm), **task_provenance(spec, data, settings["haystack"])}
     done = next((task for task in evaluation.tasks if task.name == spec.name), None)
-    if done is not None and not done.unavailable and _same_settings(evaluation, done):
+    if done and not done.unavailable and not set(differing(task_settings(evaluation, done), settings)) - {TOKENIZER}:
         changed = differing(done.provenance, made_with)
         if not changed:
             print(f"{spec.name}: {_text(done)}, from {out}", file=sys.stderr)
@@ -146,40 +144,28 @@ def _with(evaluation: Evaluation, spec: Spec, lm: Any, data: Path | None, settin
     return evaluation
 
 
-def _same_settings(evaluation: Evaluation, task: TaskResult) -> bool:
-    found = task_settings(evaluation, task)
-    found.pop(TOKENIZER, None)
-    return found == evaluation.settings
-
-
 def evaluate_task(lm: Any, spec: Spec, data: Path | None, settings: Settings) -> TaskResult:
     """What a model scores on one task; a result without a value where there are no rows."""
-    from lm_eval.evaluator import evaluate
+    from lm_eval import evaluator
 
     began = time.perf_counter()
     group = str(spec.length) if spec.length else ""
     empty = TaskResult(spec.name, spec.label, spec.suite, spec.metric, None, None, 0, group=group)
     limit = settings["limit"]
-    samples = min(settings["samples"], limit or settings["samples"])
+    asked = {name: settings[name] for name in ("seed", "haystack", "context_tokens")}
+    asked["samples"] = min(settings["samples"], limit or settings["samples"])
     try:
-        task = make_task(
-            spec,
-            data=data,
-            tokenizer=lm.tokenizer,
-            seed=settings["seed"],
-            samples=samples,
-            haystack=settings["haystack"],
-            context_tokens=settings["context_tokens"],
-        )
+        task = make_task(spec, data=data, tokenizer=lm.tokenizer, **asked)
     except Unavailable as error:
         return replace(empty, unavailable=str(error))
-    cut_before = getattr(lm, "truncated", 0)
-    made = evaluate(lm, {"tasks": {spec.name: task}, "groups": {}, "group_map": {}}, limit=limit, bootstrap_iters=0)
-    scores = [float(sample[spec.metric]) for sample in made["samples"][spec.name]]
-    ids = [str(sample["doc_id"]) for sample in made["samples"][spec.name]]
+    cut_before = lm.truncated
+    tasks = {"tasks": {spec.name: task}, "groups": {}, "group_map": {}}
+    made = evaluator.evaluate(lm, tasks, limit=limit, bootstrap_iters=0)
+    found = made["samples"][spec.name]
+    scores = [float(sample[spec.metric]) for sample in found]
     mean, spread = mean_and_error(scores)
     about = task.config.metadata or {}
-    limited = _limits(spec, settings, len(task.eval_docs), getattr(lm, "truncated", 0) - cut_before, lm)
+    limited = _limits(spec, settings, len(task.eval_docs), lm.truncated - cut_before, lm)
     named = about.get("title") or about.get("note")
     titles = [None if limited and named == "RULER" else named, *limited]
     by_tokens = spec.suite in ("ruler", "retrieval")  # their texts depend on how the model's tokenizer cuts them
@@ -188,7 +174,7 @@ def evaluate_task(lm: Any, spec: Spec, data: Path | None, settings: Settings) ->
         value=100 * mean,
         stderr=None if spread is None else 100 * spread,
         n=len(scores),
-        samples=[{"id": name, "score": score} for name, score in zip(ids, scores, strict=True)],
+        samples=[{"id": str(x["doc_id"]), "score": score} for x, score in zip(found, scores, strict=True)],
         other=_others(made["results"][spec.name], spec),
         official=bool(about.get("official", True)) and not limited,
         title="; ".join(title for title in titles if title),
@@ -217,47 +203,30 @@ def _limits(spec: Spec, settings: Settings, rows: int, cut: int, lm: Any) -> lis
 def mean_and_error(scores: Sequence[float]) -> tuple[float, float | None]:
     """The mean, and its standard error if there are two scores or more."""
     n = len(scores)
-    mean = sum(scores) / n
-    if n < 2:
-        return mean, None
-    return mean, (sum((x - mean) ** 2 for x in scores) / (n - 1) / n) ** 0.5
+    return sum(scores) / n, None if n < 2 else statistics.stdev(scores) / n**0.5
 
 
 def _others(found: dict[str, Any], spec: Spec) -> dict[str, float]:
     """The metrics beside the one that is shown."""
-    others = {key.partition(",")[0]: value for key, value in found.items() if key.endswith(",none")}
-    return {
-        name: float(value)
-        for name, value in others.items()
-        if name != spec.metric and not name.endswith("_stderr") and isinstance(value, int | float)
-    }
+    others = {key.removesuffix(",none"): x for key, x in found.items() if re.search("(?<!_stderr),none$", key)}
+    return {name: float(x) for name, x in others.items() if name != spec.metric and isinstance(x, int | float)}
 
 
-def _load(
-    model: str,
-    tokenizer: str | None,
-    dtype: str,
-    device: str | None,
-    max_length: int | None,
-    batch_tokens: int,
-    out: Path,
-) -> Any:
+def _load(model: str, out: Path, **options: Any) -> Any:
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
     logging.getLogger("lm_eval").setLevel(logging.WARNING)
     try:
+        import datasets  # type: ignore[import-untyped]
+
         from dla.evaluation.adapter import DLALM
     except ImportError as error:
-        raise ValueError(f"evaluation needs lm-eval: pip install 'lm-eval==0.4.13' ({error})") from error
+        raise ImportError(f"evaluation needs lm-eval: pip install 'lm-eval==0.4.13' ({error})") from error
+    datasets.disable_progress_bars()
     out.parent.mkdir(parents=True, exist_ok=True)
-    return DLALM(
-        model,
-        tokenizer=tokenizer,
-        dtype=dtype,
-        device=device,
-        max_length=max_length,
-        batch_tokens=batch_tokens,
-        cache=out.with_suffix(".requests.jsonl"),
-    )
+    try:
+        return DLALM(model, cache=out.with_suffix(".requests.jsonl"), **options)
+    except RuntimeError as error:  # of a device or a dtype that cannot run here
+        raise ValueError(str(error)) from error
 
 
 def _default_file(model: str) -> Path:
@@ -267,7 +236,7 @@ def _default_file(model: str) -> Path:
 
 def _versions() -> dict[str, str]:
     found = {name: version(name) for name in ("lm-eval", "transformers", "datasets")}
-    return {"dla": dla.__version__, "torch": torch.__version__, **found}
+    return {"dla": dla.__version__, "torch": str(torch.__version__), **found}
 
 
 def _text(task: TaskResult) -> str:
@@ -275,10 +244,3 @@ def _text(task: TaskResult) -> str:
         return f"not available: {task.unavailable}"
     error = "" if task.stderr is None else f" ± {task.stderr:.1f}"
     return f"{task.metric} {task.value:.1f}{error} on {task.n} in {task.seconds:.0f} s"
-
-
-def _show(evaluation: Evaluation, suites: set[str], paper: bool, as_json: bool) -> None:
-    for layout in LAYOUTS:
-        if layout in suites:
-            made = make_table([evaluation], layout, paper_rows=paper)
-            print(made.json() if as_json else made.text(), end="\n\n")

@@ -7,20 +7,29 @@ so all eight show that; `acc_norm` is computed as well where lm-eval has it (Spe
 """
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from dla.choices import SUITES
 from dla.evaluation.hub import Unavailable, hub_rows
-from dla.evaluation.local import complete, local_rows
-from dla.evaluation.paper import RULER
+from dla.evaluation.local import LONGBENCH, Examples, complete, local_rows
 from dla.names import check_known
+from dla.typed import Count, convert
 
-__all__ = ["Spec", "SPECS", "SUITES", "Unavailable", "find_spec", "make_task", "suite_tasks"]
-
-LENGTHS = (4096, 8192, 16384)  # tokens of the RULER tasks in the paper
+RULER = {
+    "niah_single_1": "S-NIAH-1",
+    "niah_single_2": "S-NIAH-2",
+    "niah_single_3": "S-NIAH-3",
+    "niah_multikey_1": "MK-1",
+    "niah_multiquery": "MQ",
+    "niah_multivalue": "MV",
+}
+# of the paper
+LENGTHS = (4096, 8192, 16384)  # tokens of the RULER tasks
+RULER_SAMPLES = 500  # of each of them
+RETRIEVAL_TOKENS = 2048  # of a prompt of the retrieval sets
 
 
 @dataclass(frozen=True)
@@ -68,19 +77,13 @@ def _retrieval() -> list[Spec]:
         return Spec(name, label, "retrieval", "contains", task, f"{task}/{task}.yaml" if task else "", **more)
 
     asked = "questions as they are, not rewritten as sentences to complete"
+    gold = f"NQ-open dev questions with a gold passage, {asked}"
     return [
         spec("squad", "SQuAD", "squad_completion", official=False, note=f"SQuAD v1.1 dev, {asked}"),
         spec("triviaqa", "TriviaQA", hub="hazyresearch/based_triviaqa"),
         spec("swde", "SWDE", "swde"),
         spec("fda", "FDA", "fda"),
-        spec(
-            "nq",
-            "NQ",
-            hub="hazyresearch/based_nq_2048",
-            official=False,
-            note=f"NQ-open dev questions with a gold passage, {asked}",
-            centred=True,
-        ),
+        spec("nq", "NQ", hub="hazyresearch/based_nq_2048", official=False, note=gold, centred=True),
         spec("drop", "DROP", hub="hazyresearch/based_drop", official=False, note=f"DROP dev, {asked}"),
     ]
 
@@ -91,22 +94,6 @@ def _ruler(lengths: Sequence[int]) -> list[Spec]:
         for length in lengths
         for kind, label in RULER.items()
     ]
-
-
-LONGBENCH = {
-    "narrativeqa": ("NarrativeQA", "qa_f1_score"),
-    "qasper": ("Qasper", "qa_f1_score"),
-    "multifieldqa_en": ("MultiFieldQA-en", "qa_f1_score"),
-    "hotpotqa": ("HotpotQA", "qa_f1_score"),
-    "2wikimqa": ("2WikiMQA", "qa_f1_score"),
-    "musique": ("MuSiQue", "qa_f1_score"),
-    "gov_report": ("GovReport", "rouge_score"),
-    "qmsum": ("QMSum", "rouge_score"),
-    "multi_news": ("MultiNews", "rouge_score"),
-    "trec": ("TREC", "classification_score"),
-    "triviaqa": ("TriviaQA", "qa_f1_score"),
-    "samsum": ("SAMSum", "rouge_score"),
-}
 
 
 def _longbench() -> list[Spec]:
@@ -122,9 +109,7 @@ SPECS: dict[str, Spec] = {spec.name: spec for spec in [*_commonsense(), *_retrie
 def suite_tasks(suite: str, *, lengths: Sequence[int] = LENGTHS) -> list[Spec]:
     """The specs of a suite, or of "all", in the order of the paper's columns; `lengths` are RULER's."""
     check_known("suite", [suite], [*SUITES, "all"])
-    for length in lengths:
-        if length < 1:
-            raise ValueError(f"lengths must be positive, got {length}")
+    convert("lengths", lengths, tuple[Count, ...])
     plain = [spec for spec in SPECS.values() if spec.suite != "ruler"]
     ordered = sorted([*plain, *_ruler(lengths)], key=lambda spec: SUITES.index(spec.suite))
     return [spec for spec in ordered if suite in ("all", spec.suite)]
@@ -139,19 +124,6 @@ def find_spec(name: str) -> Spec:
     return SPECS[name]
 
 
-@dataclass(frozen=True)
-class _Source:
-    """Rows by split, and what a report has to say of them."""
-
-    rows: Any
-    where: str  # "local" or "hub"
-    official: bool
-    note: str
-
-    def metadata(self) -> dict[str, Any]:
-        return {"source": self.where, "official": self.official, "note": self.note}
-
-
 def data_folder(data: Path | str | None) -> Path | None:
     """Where rows are looked for: the folder given, or $DLA_DATA; None: on the hub alone."""
     given = data if data is not None else os.environ.get("DLA_DATA") or None
@@ -163,49 +135,43 @@ def data_folder(data: Path | str | None) -> Path | None:
     return folder
 
 
-def _local(spec: Spec, folder: Path) -> _Source:
-    import datasets  # type: ignore[import-untyped]
-
-    rows = local_rows(spec.name, folder)
-    whole = complete(spec.name, rows)
-    note = spec.note
-    if not whole:
-        count = sum(len(split) for split in rows.values())
-        note = "; ".join(part for part in (note, f"{count} rows, not the complete set") if part)
-    made = {split: datasets.Dataset.from_list(found) for split, found in rows.items()}
-    return _Source(made, "local", spec.official and whole, note)
-
-
-def _source(spec: Spec, folder: Path | None, hub: str, subset: str | None) -> _Source:
-    """Rows from the folder, else from the hub; Unavailable says why from neither."""
+def _source(spec: Spec, folder: Path | None, hub: str, subset: str | None) -> tuple[Any, dict[str, Any]]:
+    """Rows by split, of the folder, else of the hub, and what is to be said of them; Unavailable if there are none."""
+    absent = "no folder of data was given"
+    if folder is not None:
+        try:
+            return _local(spec, local_rows(spec.name, folder))
+        except FileNotFoundError as error:
+            absent = f"not in {folder} ({error})"
     try:
-        if folder is not None:
-            return _local(spec, folder)
-        absent = "no folder of data was given"
-    except FileNotFoundError as error:
-        absent = f"not in {folder} ({error})"
-    try:
-        return _Source(hub_rows(hub, subset), "hub", True, "")
+        return hub_rows(hub, subset), {"source": "hub", "official": True, "note": ""}
     except Unavailable as error:
         raise Unavailable(f"{spec.name}: {absent}, and {error}") from error
 
 
-def task_folder(spec: Spec) -> Path | None:
-    """Where lm-eval defines a task; None if it has none in a file of its own."""
+def _local(spec: Spec, rows: Examples) -> tuple[Any, dict[str, Any]]:
+    import datasets  # type: ignore[import-untyped]
+
+    whole = complete(spec.name, rows)
+    part = "" if whole else f"{sum(map(len, rows.values()))} rows, not the complete set"
+    note = "; ".join(text for text in (spec.note, part) if text)
+    made = {split: datasets.Dataset.from_list(found) for split, found in rows.items()}
+    return made, {"source": "local", "official": spec.official and whole, "note": note}
+
+
+def definition(spec: Spec) -> Path | None:
+    """The file in which lm-eval defines a task; None if it has none of its own."""
     import lm_eval.tasks
 
-    return (Path(lm_eval.tasks.__file__).parent / spec.file).parent if spec.file else None
+    return Path(lm_eval.tasks.__file__).parent / spec.file if spec.file else None
 
 
 def _config(spec: Spec, *, functions: bool) -> dict[str, Any]:
     """lm-eval's configuration of a task from its YAML file, of which only the few needed are read: all take seconds."""
-    import lm_eval.tasks
     from lm_eval.tasks._yaml_loader import load_yaml
 
-    config: dict[str, Any] = load_yaml(Path(lm_eval.tasks.__file__).parent / spec.file, resolve_func=functions)
-    for key in ("tag", "group", "task_list"):
-        config.pop(key, None)
-    return config
+    config: dict[str, Any] = load_yaml(definition(spec), resolve_func=functions)
+    return {key: value for key, value in config.items() if key not in ("tag", "group", "task_list")}
 
 
 def _configured(spec: Spec, folder: Path | None) -> Any:
@@ -214,16 +180,17 @@ def _configured(spec: Spec, folder: Path | None) -> Any:
 
     longbench = spec.suite == "longbench"
     config = _config(spec, functions=not longbench)
-    source = _source(spec, folder, config["dataset_path"], config.get("dataset_name"))
+    found, about = _source(spec, folder, config["dataset_path"], config.get("dataset_name"))
     if longbench:
         from dla.evaluation.longbench import SCORERS
 
         config["process_results"] = SCORERS[config["process_results"].rpartition(".")[2]]
-        if "prompt" in source.rows["test"].column_names:
+        if "prompt" in found["test"].column_names:
             config["doc_to_text"] = "{{prompt}}"
     split = config.get("test_split") or config["validation_split"]
+    process = config.pop("process_docs", None)
     # Once, here: lm-eval would process all rows anew each time it looks at them.
-    rows = _processed(source.rows[split], config.pop("process_docs", None))
+    rows = process(found[split]) if process else found[split]
 
     class Task(ConfigurableTask):
         def download(self, *args: Any, **kwargs: Any) -> None:
@@ -233,22 +200,7 @@ def _configured(spec: Spec, folder: Path | None) -> Any:
             """None: all is zero-shot."""
 
     Task.__name__ = Task.__qualname__ = "ConfigurableTask"
-    metadata = (config.get("metadata") or {}) | source.metadata()
-    return Task(config=config | {"num_fewshot": 0, "metadata": metadata})
-
-
-def _processed(rows: Any, process: Callable[[Any], Any] | None) -> Any:
-    import datasets
-
-    if process is None:
-        return rows
-    hidden = datasets.are_progress_bars_disabled()
-    datasets.disable_progress_bars()
-    try:
-        return process(rows)
-    finally:
-        if not hidden:
-            datasets.enable_progress_bars()
+    return Task(config=config | {"num_fewshot": 0, "metadata": (config.get("metadata") or {}) | about})
 
 
 def _retrieved(spec: Spec, folder: Path | None, tokenizer: Any, context_tokens: int) -> Any:
@@ -257,9 +209,9 @@ def _retrieved(spec: Spec, folder: Path | None, tokenizer: Any, context_tokens: 
     window = Window(tokenizer, context_tokens)
     base = _config(spec, functions=True)["class"] if spec.lm_eval else None
     hub, subset = (base.DATASET_PATH, base.DATASET_NAME) if base else (spec.hub, None)
-    source = _source(spec, folder, hub, subset)
-    task = cloze_task(spec.name, base, source.rows, window=window, centred=spec.centred)
-    task.config.metadata |= source.metadata() | {"context_tokens": context_tokens}
+    rows, about = _source(spec, folder, hub, subset)
+    task = cloze_task(spec.name, base, rows, window=window, centred=spec.centred)
+    task.config.metadata |= about | {"context_tokens": context_tokens}
     return task
 
 
@@ -284,10 +236,8 @@ def make_task(
     if spec.suite == "ruler":
         from dla.evaluation.ruler import niah_task
 
-        kind = spec.lm_eval or ""
-        task = niah_task(
-            kind, spec.length, tokenizer=tokenizer, seed=seed, samples=samples, haystack=haystack, data=folder
-        )
+        texts: dict[str, Any] = {"seed": seed, "samples": samples, "haystack": haystack, "data": folder}
+        task = niah_task(spec.lm_eval or "", spec.length, tokenizer=tokenizer, **texts)
     elif spec.suite == "retrieval":
         task = _retrieved(spec, folder, tokenizer, context_tokens)
     else:

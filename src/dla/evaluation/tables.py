@@ -6,8 +6,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 
-from dla.evaluation.paper import LAYOUTS, PAPER_LENGTH, RULER, Column, PaperRow, columns
+from dla.evaluation.paper import LAYOUTS, PAPER_LENGTH, Column, PaperRow, columns
 from dla.evaluation.results import DECISIVE, Evaluation, TaskResult, task_settings
+from dla.evaluation.suites import RULER
 from dla.names import check_known
 from dla.report import Cell, Head, Row, Table
 from dla.report.tables import MEASURED, PAPER
@@ -15,12 +16,7 @@ from dla.report.values import grouped
 
 
 def make_table(
-    evaluations: Sequence[Evaluation],
-    layout: str,
-    *,
-    paper_rows: bool = False,
-    baseline: str | None = None,
-    errors: bool = False,
+    evaluations: Sequence[Evaluation], layout: str, *, paper_rows: bool = False, errors: bool = False
 ) -> Table:
     """The evaluations as the rows of one of the paper's tables.
 
@@ -28,7 +24,6 @@ def make_table(
         evaluations: in the order of the rows.
         layout: commonsense, retrieval, ruler, longbench, ablation or budget.
         paper_rows: the paper's own rows below, in the columns whose tasks are the official ones.
-        baseline: the label of the row against whose average those of the others are held.
         errors: with standard errors; that of an average takes its tasks as independent.
     """
     check_known("layout", [layout], LAYOUTS)
@@ -55,8 +50,7 @@ def make_table(
         *(notes.mixed(mixed) if mixed else ()),
         *(_paper_notes(layout, places) if any(row.source == PAPER for row in rows) else ()),
     ]
-    table = Table(layout, title, heads, rows, footer, errors)
-    return table if baseline is None else with_gains(table, baseline)
+    return Table(layout, title, heads, rows, footer, errors)
 
 
 def _by_key(evaluation: Evaluation) -> dict[str, TaskResult]:
@@ -113,7 +107,7 @@ def _with_best(rows: list[Row], incomparable: Sequence[bool]) -> list[Row]:
     """With the highest of each column marked, as printed, so that equal digits are equally bold; nothing at zero."""
     marked = [list(row.cells) for row in rows]
     for i, skip in enumerate(incomparable):
-        shown = [(round(value, 1), cells) for cells in marked if (value := _number(cells[i])) is not None]
+        shown = [(round(value, 1), cells) for cells in marked if isinstance(value := cells[i].value, float)]
         highest = max((value for value, _ in shown), default=0)
         if skip or len(shown) < 2 or highest == 0:
             continue
@@ -127,27 +121,18 @@ def with_gains(table: Table, baseline: str) -> Table:
     """With a column behind each average: by how many percent of the baseline's average the row's is above it."""
     labels = [row.label for row in table.rows]
     check_known("baseline", [baseline], labels)
-    base = table.rows[labels.index(baseline)]
-    heads: list[Head] = []
-    cells: list[list[Cell]] = [[] for _ in table.rows]
-    for i, head in enumerate(table.heads):
-        heads += [head, Head("Gain", head.heading, "gain")] if head.kind == "average" else [head]
-        for row, line in zip(table.rows, cells, strict=True):
-            line.append(row.cells[i])
-            if head.kind == "average":
-                line.append(Cell(None if row is base else _gain(_number(row.cells[i]), _number(base.cells[i]))))
-    rows = [replace(row, cells=line) for row, line in zip(table.rows, cells, strict=True)]
+    base = table.rows[labels.index(baseline)].cells
+    heads, rows = list(table.heads), [replace(row, cells=list(row.cells)) for row in table.rows]
+    for i in reversed([i for i, head in enumerate(heads) if head.kind == "average"]):
+        heads.insert(i + 1, Head("Gain", heads[i].heading, "gain"))
+        for row, before in zip(rows, table.rows, strict=True):
+            row.cells.insert(i + 1, Cell(None if before.cells is base else _gain(row.cells[i].value, base[i].value)))
     note = f"gain: of the average, in percent of that of {baseline}."
     return replace(table, heads=heads, rows=rows, notes=[note, *table.notes])
 
 
-def _number(cell: Cell) -> float | None:
-    assert not isinstance(cell.value, str)  # these tables hold numbers alone
-    return cell.value
-
-
-def _gain(value: float | None, base: float | None) -> float | None:
-    return 100 * (value - base) / base if value is not None and base else None
+def _gain(value: object, base: object) -> float | None:
+    return 100 * (value - base) / base if isinstance(value, float) and isinstance(base, float) and base else None
 
 
 # Headings and notes.
@@ -187,8 +172,7 @@ class _Notes:
 
     def all(self, places: Sequence[Column], rows: Sequence[Row]) -> list[str]:
         """Averages that are missing and why, then metrics and numbers of samples."""
-        notes = self._missing("not available", self._reason)
-        notes += self._missing("not run", lambda task: "not run" if task is None else "", with_reason=False)
+        notes = self._missing()
         for row, tasks in zip(rows, self.tasks, strict=False):  # the paper's come last
             for column, cell in zip(places, row.cells, strict=True):
                 lost = [key for key in column.mean_of if not _has_value(tasks, key)]
@@ -213,30 +197,30 @@ class _Notes:
                 notes.append(f"{name} is not one model, its weights differ: {told}.")
         return notes
 
-    @staticmethod
-    def _reason(task: TaskResult | None) -> str:
-        return "" if task is None or task.value is not None else task.unavailable or "no reason is given"
-
-    def _rows(self, key: str, figure: Callable[[TaskResult | None], str]) -> dict[str, list[str]]:
+    def _rows(self, key: str, figure: Callable[[TaskResult | None], str | None]) -> dict[str, list[str]]:
         """The rows by what the figure says of their task; without those of which it says nothing."""
-        found = grouped((figure(tasks.get(key)), name) for name, tasks in zip(self.names, self.tasks, strict=True))
-        return {text: names for text, names in found.items() if text}
+        told = [(figure(tasks.get(key)), name) for name, tasks in zip(self.names, self.tasks, strict=True)]
+        return grouped((text, name) for text, name in told if text is not None)
 
-    def _missing(self, what: str, reason: Callable[[TaskResult | None], str], with_reason: bool = True) -> list[str]:
-        """A line for every task and reason, naming the rows unless it is all of them."""
-        found = [(key, *pair) for key in self.parts for pair in self._rows(key, reason).items()]
-        told = [
-            (key, why, "" if len(names) == len(self.names) else f" ({', '.join(names)})") for key, why, names in found
-        ]
-        if with_reason:
-            return [f"{what}: {self._list([key])}: {' '.join(why.split())}{rows}" for key, why, rows in told]
-        return [f"{what}: {self._list(keys)}{rows}" for rows, keys in grouped((x[2], x[0]) for x in told).items()]
+    def _missing(self) -> list[str]:
+        """A line for every task and reason, then what was not run; naming the rows unless it is all of them."""
+
+        def reason(task: TaskResult | None) -> str | None:
+            if task is None or task.value is not None:
+                return "" if task is None else None
+            return " ".join((task.unavailable or "no reason is given").split())
+
+        found = [(key, why, names) for key in self.parts for why, names in self._rows(key, reason).items()]
+        told = [(key, why, "" if names == self.names else f" ({', '.join(names)})") for key, why, names in found]
+        notes = [f"not available: {self._list([key])}: {why}{rows}" for key, why, rows in told if why]
+        not_run = grouped((rows, key) for key, why, rows in told if not why)
+        return [*notes, *(f"not run: {self._list(keys)}{rows}" for rows, keys in not_run.items())]
 
     def _figures(self, what: str, figure: Callable[[TaskResult], str], always: bool = True) -> list[str]:
         """Tasks with the same figure together; with the rows where these differ, or nothing unless they do."""
         pairs = []
         for key in self.parts:
-            rows = self._rows(key, lambda task: "" if task is None or task.value is None else figure(task))
+            rows = self._rows(key, lambda task: None if task is None or task.value is None else figure(task))
             told = [text if len(rows) == 1 else f"{text} ({', '.join(names)})" for text, names in rows.items()]
             if told and (always or len(told) > 1):
                 pairs.append((", ".join(told), key))
