@@ -1,8 +1,8 @@
-"""Lets transformers find our models by itself: `AutoModelForCausalLM.from_pretrained(folder)` without `import dla.models`.
+"""Lets transformers find our models by itself: `AutoModelForCausalLM.from_pretrained(folder)`, nothing imported before.
 
 transformers knows the model types that are its own or were registered, and has no list of packages to ask. So the
 installed package comes with a file dla_autoload.pth, by which Python imports this module when it starts. It loads
-nothing: it waits for transformers' table of model types, and puts a place into it that imports `dla.models` when somebody
+nothing: it waits for the table of model types, and puts a place into it that imports `dla.models` when somebody
 asks for our type. Every Python of the environment runs this, so it imports nothing but sys.
 """
 

@@ -10,7 +10,7 @@ ROOT = Path(__file__).parents[1]
 
 
 def python(code: str, *arguments: object) -> str:
-    """What a new process prints; the hook is asked for by hand, so that the test does not depend on the installation."""
+    """What a new process prints; the hook is asked for by hand: the test does not depend on the installation."""
     lines = ["import sys; sys.path.insert(0, sys.argv[1])", "import dla_autoload", code]
     command = [sys.executable, "-c", "\n".join(lines), str(ROOT / "src"), *map(str, arguments)]
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout
