@@ -102,7 +102,7 @@ def _make_runs(folder: Path) -> None:
     for i, text in enumerate(DOCUMENTS):
         (folder / "run" / "text" / f"{i}.txt").write_text(text)
     with contextlib.chdir(folder / "run"):
-        assert run(recipe) == 0
+        assert run(recipe) is None
 
 
 def _export(folder: Path) -> Path:
@@ -254,7 +254,7 @@ def _make_logs(folder: Path) -> None:
 
 
 def _draw(folder: Path) -> None:
-    """As `dla train --plot` does."""
+    """As `dla train plot` does."""
     draw_curves([read_run(folder, "run")])
 
 

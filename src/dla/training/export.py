@@ -7,6 +7,7 @@ import torch
 from transformers.utils.logging import disable_progress_bar
 
 from dla.models import DLAConfig, DLAForCausalLM
+from dla.report.found import Found
 from dla.training.checkpoint import load_weights
 from dla.training.data.corpus import find_tokenizer
 from dla.training.recipe.read import model_config, read_recipe
@@ -39,10 +40,9 @@ def export(run: Path, out: Path | None = None, step: int | None = None) -> Path:
     return out
 
 
-def run(folder: Path, out: Path | None, step: int | None) -> int:
-    """`dla train --export`; the exit code."""
-    print(export(folder, out, step))
-    return 0
+def run(folder: Path, out: Path | None = None, step: int | None = None) -> Found:
+    """`dla train export`: where the model is."""
+    return Found(str(export(folder, out, step)))
 
 
 def _find(checkpoints: Path, step: int | None) -> Path:

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from dla.files import write_whole
 from dla.report.jsonl import Line, Writer, read
 
 Record = dict[str, Any]
@@ -162,9 +163,7 @@ def cut_log(file: Path, start: int) -> None:
         return
     lines = read(file) if start else ()
     kept = [line.content for line in lines if (record := _record(line)) is not None and record["step"] <= start]
-    new = file.with_name(file.name + ".new")
-    new.write_bytes(b"".join(line + b"\n" for line in kept))
-    new.replace(file)
+    write_whole(file, b"".join(line + b"\n" for line in kept))
 
 
 # The console.

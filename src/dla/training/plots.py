@@ -1,14 +1,14 @@
-"""`dla train --plot`: the curves of training runs, from their logs."""
+"""`dla train plot`: the curves of training runs, from their logs."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from dla.report.found import Found
 from dla.report.plots import FONT, LONGEST, NO_MATPLOTLIB, QUIET, Floats, Style, drawing, label_ends, png, styles
 from dla.report.words import count_text
 from dla.training.monitor import Record
@@ -29,23 +29,17 @@ Points = tuple[Floats, Floats]
 Panel = Callable[["Axes", Sequence[RunLog], Mapping[str, Style]], None]
 
 
-def run(folders: list[Path], out: Path | None = None) -> int:
-    """Draw the runs' curves to ``out``, a folder or a file .png (None: the first run's folder); the exit code."""
+def run(folders: list[Path], out: Path | None = None) -> Found:
+    """Draw the runs' curves to ``out``, a folder or a file .png (None: the first run's folder), and say where."""
+    runs = [read_run(folder, name) for folder, name in zip(folders, names(folders), strict=True)]
     try:
-        runs = [read_run(folder, name) for folder, name in zip(folders, names(folders), strict=True)]
-        path = out if out is not None and out.suffix == ".png" else (out or folders[0]) / FILE
-        png = draw(runs)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(png)
-    except ImportError:
-        error: object = f"plots need matplotlib: {NO_MATPLOTLIB}"
-    except (OSError, ValueError) as caught:
-        error = caught
-    else:
-        print(path)
-        return 0
-    print(f"dla train: {error}", file=sys.stderr)
-    return 2
+        picture = draw(runs)
+    except ImportError as error:
+        raise ImportError(f"plots need matplotlib: {NO_MATPLOTLIB}") from error
+    path = out if out is not None and out.suffix == ".png" else (out or folders[0]) / FILE
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(picture)
+    return Found(str(path))
 
 
 def names(folders: Sequence[Path]) -> list[str]:

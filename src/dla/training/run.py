@@ -17,6 +17,7 @@ from dla.machine import ensure_half_precision, keep_freed_memory
 from dla.models import DLAConfig, DLAForCausalLM
 from dla.models.load import load_model
 from dla.report import shown
+from dla.report.found import Found
 from dla.training.checkpoint import Checkpoints
 from dla.training.data.corpus import Corpus, feed_of, open_corpus
 from dla.training.data.feed import DataError, Micro, evaluation_batches, prefetched, reading
@@ -31,6 +32,7 @@ from dla.training.speed import forward_flops, peak_flops
 from dla.training.trainer import DivergedError, Outcome, Trainer
 from dla.training.watch_memory import memory_of
 
+INTERRUPTED = 130  # the exit code of a shell for Ctrl-C
 VOLATILE = (
     "gate_temperature",
     "transformers_version",
@@ -39,28 +41,32 @@ VOLATILE = (
 )  # of a configuration, no part of what it is
 
 
-def run(recipe: str | Path, overrides: Sequence[str] = ()) -> int:
-    """Train as a recipe file says, or go on with it; the exit code."""
+def run(recipe: str | Path, overrides: Sequence[str] = ()) -> Found | None:
+    """Train as a recipe file says, or go on with it. Of several ranks the main one speaks for all.
+
+    Returns:
+        None, or how it ended where that was not after the last step, with a checkpoint and by no SIGINT.
+    """
     try:
         made = Run(read_recipe(recipe, overrides))
-    except (ValueError, OSError, ImportError) as error:
-        _complain(error)
-        return 2
+    except (ValueError, OSError, ImportError):
+        if int(os.environ.get("RANK", 0)) == 0:
+            raise
+        return Found(code=2)
     try:
-        return made.train()
+        code = made.train()
     except (DivergedError, DataError) as error:
         made.checkpoints.finish()
-        mine = isinstance(error, DataError)  # other ranks read other data
-        _complain(f"{error}; the last checkpoint is that of step {(made.checkpoints.steps() or [0])[-1]}", mine)
-        return 2 if mine else 1
+        said = f"{error}; the last checkpoint is that of step {(made.checkpoints.steps() or [0])[-1]}"
+        if isinstance(error, DataError):  # other ranks read other data
+            raise DataError(said) from error
+        made.monitor.note(f"stopped: {said}")
+        return Found(code=1)
     finally:
         leave(made.world)
-
-
-def _complain(error: object, mine: bool = False) -> None:
-    """On the main rank for all of them, or for this one."""
-    if mine or int(os.environ.get("RANK", 0)) == 0:
-        print(f"dla train: {' '.join(str(error).split())}", file=sys.stderr)
+    if code == INTERRUPTED and made.world.main:
+        raise KeyboardInterrupt
+    return Found(code=code) if code else None
 
 
 class Run:
@@ -234,7 +240,7 @@ class Run:
         self.monitor.note(f"stopped by {why} after step {self.step}; the same command goes on from there")
         if not saved or why != "a signal":
             return 1
-        return 130 if heard == signal.SIGINT else 0  # SIGTERM is how schedulers ask for the machine
+        return INTERRUPTED if heard == signal.SIGINT else 0  # SIGTERM is how schedulers ask for the machine
 
     def _finished(self) -> int:
         self._evaluate()

@@ -3,7 +3,6 @@
 import contextlib
 import hashlib
 import json
-import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import IO, Any
 
 import numpy as np
 
+from dla.files import PART, settle, write_whole
 from dla.fingerprint import vocabulary_fingerprint
 from dla.training.data.encoding import encode, end_token, vocabulary_size
 from dla.training.data.shard_index import DTYPES, ENDS_DTYPE, FORMAT, INDEX, ends_file, read_index, token_file
@@ -86,7 +86,7 @@ class _Writer:
                 self.finish_shard(number)
             data = ids.astype(self.dtype, copy=False).tobytes()
             if self._file is None:
-                self._file = _temporary(self.folder / token_file(len(self.index["shards"]))).open("wb")
+                self._file = (self.folder / (token_file(len(self.index["shards"])) + PART)).open("wb")
             self._file.write(data)
             self._hash.update(data)
             self._tokens += len(ids)
@@ -97,10 +97,10 @@ class _Writer:
         if self._file is None:
             return
         number = len(self.index["shards"])
-        _settle(self._file, self.folder / token_file(number))
+        settle(self._file, self.folder / token_file(number))
         self._file = None
         ends = np.array(self._ends, dtype=ENDS_DTYPE).tobytes()
-        _write(self.folder / ends_file(number), ends)
+        write_whole(self.folder / ends_file(number), ends)
         sums = {"tokens": self._hash.hexdigest(), "ends": hashlib.sha256(ends).hexdigest()}
         shard = {"tokens": self._tokens, "documents": len(self._ends), "read": read, "sha256": sums}
         self.index["shards"].append(shard)
@@ -182,8 +182,7 @@ def _settings(tokenizer: Any, name: str, source: str, shard_tokens: int) -> dict
 def _begin(folder: Path, settings: dict[str, Any]) -> dict[str, Any]:
     """The folder's index: a new one, or the one that is there if it was made with the same settings."""
     if not (folder / INDEX).is_file():
-        known = (LOCK, STAMP, _temporary(Path(INDEX)).name)
-        others = sorted(path.name for path in folder.iterdir() if path.name not in known)
+        others = sorted(x.name for x in folder.iterdir() if x.name not in (LOCK, STAMP) and x.suffix != PART)
         if others:
             raise ValueError(f"{folder} is not empty ({others[0]}, …) and has no {INDEX}; give a new folder")
         index = {**settings, "documents": 0, "tokens": 0, "shards": [], "complete": False}
@@ -212,23 +211,5 @@ def _locked(folder: Path) -> Iterator[None]:
         yield
 
 
-def _temporary(path: Path) -> Path:
-    return path.with_name(path.name + ".part")
-
-
-def _settle(file: IO[bytes], path: Path) -> None:
-    """Close a temporary file, its bytes on the disk, and give it its name."""
-    file.flush()
-    os.fsync(file.fileno())
-    file.close()
-    _temporary(path).replace(path)
-
-
-def _write(path: Path, data: bytes) -> None:
-    with _temporary(path).open("wb") as file:
-        file.write(data)
-        _settle(file, path)
-
-
 def _write_index(folder: Path, index: dict[str, Any]) -> None:
-    _write(folder / INDEX, (json.dumps(index, indent=1) + "\n").encode())
+    write_whole(folder / INDEX, (json.dumps(index, indent=1) + "\n").encode())

@@ -11,14 +11,13 @@ import hashlib
 import json
 import os
 import sys
-import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from dla.files import read_json
+from dla.files import read_json, write_whole
 from dla.training.data.shard_index import DTYPES, ENDS_DTYPE, INDEX, Index, ends_file, token_file
 
 STAMP = ".verified"
@@ -152,12 +151,7 @@ def _remember(folder: Path, stamp: Stamp) -> None:
     """In the first place that takes it; where none does, every process verifies for itself."""
     _here[folder.resolve()] = stamp
     for path in _places(folder):
-        new = path.with_name(f"{path.name}.{uuid.uuid4().hex}")
-        try:
+        with contextlib.suppress(OSError):
             path.parent.mkdir(parents=True, exist_ok=True)
-            new.write_text(json.dumps(stamp))
-            new.replace(path)
+            write_whole(path, json.dumps(stamp).encode())
             return
-        except OSError:
-            with contextlib.suppress(OSError):
-                new.unlink()
