@@ -18,7 +18,7 @@ $(STAMP): $(SOURCES)
 	touch $@
 
 demo: $(STAMP)
-	$(PY) -m dla.cli demo
+	$(PY) -m dla demo
 
 test: $(STAMP)
 	$(ONE_THREAD) $(PY) -m pytest -n 2 -m "not slow"
@@ -36,13 +36,13 @@ format: $(STAMP)
 	$(PY) -m ruff format .
 
 bench: $(STAMP)
-	$(PY) -m dla.cli bench figures --out benchmarks/figures.json
+	$(PY) -m dla bench figures --out benchmarks/figures.json
 
 # The final tables of docs/study.md from new runs, in out/study/study.md: hours on two cores, goes on where it was ended.
 STUDY := recall pairs longer needle ablation backbones $(if $(DLA_DATA),text text_mamba2)
 study: $(STAMP)
-	for grid in $(STUDY); do $(PY) -m dla.cli lab run study/$$grid.toml --out out/study/$$grid || exit 1; done
-	$(PY) -m dla.cli lab tables docs/study.md --results out/study --skip-missing --out out/study/study.md
+	for grid in $(STUDY); do $(PY) -m dla lab run study/$$grid.toml --out out/study/$$grid || exit 1; done
+	$(PY) -m dla lab tables docs/study.md --results out/study --skip-missing --out out/study/study.md
 
 # Thousands of damaged and hostile files, each of which must be loaded or refused in one line (docs/security.md).
 FUZZ_SEED ?= 0

@@ -1,5 +1,8 @@
+import importlib
+import inspect
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -22,6 +25,56 @@ def test_wrong_commands_are_explained(argv, capsys):
     with pytest.raises(SystemExit, match="2"):
         cli.main(argv)
     assert "usage: dla" in capsys.readouterr().err
+
+
+# Every command and group: what its help says.
+HELPS = [[], *([word] for word in cli.GROUPS), *(name.split() for name in cli.COMMANDS)]
+
+
+@pytest.mark.parametrize("words", HELPS, ids=" ".join)
+def test_every_help_page_ends_with_an_example_that_is_one(words, capsys):
+    with pytest.raises(SystemExit, match="0"):
+        cli.main([*words, "--help"])
+    *_, heading, example = capsys.readouterr().out.rstrip().splitlines()
+    assert heading == "example:"
+    program, *arguments = shlex.split(example)
+    assert program == "dla" and arguments[: len(words)] == words
+    assert callable(cli.build_parser(arguments).parse_args(arguments).run)
+
+
+def test_every_command_runs_something_with_options_that_it_has():
+    """The options that a command reads are parameters of the library's function that takes them."""
+    for name in cli.COMMANDS:
+        parser = cli.build_parser(name.split())
+        for word in name.split():
+            (kinds,) = (action for action in parser._actions if isinstance(action.choices, dict))
+            parser = kinds.choices[word]
+        options = {action.dest for action in parser._actions} - {"help", "json"}
+        where = getattr(parser.get_default("run"), "where", None)
+        if where is not None:  # else it chooses between functions itself
+            function = getattr(importlib.import_module(where[0]), where[1])
+            assert options <= set(inspect.signature(function).parameters), name
+
+
+def test_choices_are_those_of_the_tables_they_name():
+    from dla import choices
+    from dla.evaluation.reproduce import PLANS
+    from dla.models.convert.formats import FORMATS
+
+    assert choices.REPRODUCED == tuple(PLANS)
+    assert choices.FORMATS == tuple(FORMATS)
+
+
+def test_help_needs_no_torch():
+    for words in ([], ["train"], ["eval"], ["generate"], ["lab", "run"]):
+        code = f"import sys; from dla.cli import main\ntry: main({[*words, '--help']})\nexcept SystemExit: pass\n"
+        code += "assert 'torch' not in sys.modules"
+        subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
+
+
+def test_python_m_dla_is_dla():
+    found = subprocess.run([sys.executable, "-m", "dla", "--version"], check=True, capture_output=True, text=True)
+    assert found.stdout == f"dla {dla.__version__}\n"
 
 
 def test_bench_prints_what_it_measured(tmp_path, capsys):
@@ -53,7 +106,7 @@ def test_info_generate_and_convert_are_commands(tmp_path, capsys):
     assert list(json.loads(capsys.readouterr().out)["memories"]) == ["dynamic"]
     assert cli.main(["generate", "gdn-tiny", "--prompt", "a", "--max-new-tokens", "2", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["generated_tokens"] == 2
-    assert cli.main(["convert", str(tmp_path / "none"), str(tmp_path / "new")]) == 1
+    assert cli.main(["convert", str(tmp_path / "none"), str(tmp_path / "new")]) == 2
     assert "none" in capsys.readouterr().err
 
 
@@ -120,9 +173,9 @@ READY = """
 import sys
 from dla import cli
 
-def build():
+def build(asked):
     print("ready", file=sys.stderr, flush=True)
-    return made()
+    return made(asked)
 
 made, cli.build_parser = cli.build_parser, build
 sys.exit(cli.main())

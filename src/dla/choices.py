@@ -5,7 +5,7 @@ from typing import Any
 
 MEMORIES = ("single", "log_linear", "dynamic")
 DTYPES = ("float32", "bfloat16", "float16")  # of a model that runs
-FORMATS = ("transformers", "state-spaces", "fla")  # of other people's checkpoints
+FORMATS = ("state-spaces", "transformers", "fla")  # of other people's checkpoints
 SUITES = ("commonsense", "retrieval", "ruler", "longbench")
 REPRODUCED = ("table1", "table2", "table3", "table4", "ablation", "budget")  # of the paper
 SCALES = ("paper", "tiny")

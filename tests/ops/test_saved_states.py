@@ -65,3 +65,21 @@ def test_tensors_that_are_no_state_are_refused() -> None:
             State.restore(state.label(), tensors)
         with pytest.raises(ValueError, match="length"):
             State.restore(state.label(), {key: x for key, x in state.tensors().items() if key != "length"})
+
+
+def test_a_state_that_faded_to_nothing_is_loaded(tmp_path: Path) -> None:
+    """Kernels drop a matrix whose decay has reached zero: its state then has tokens, and neither matrix nor rows."""
+    k, v = torch.zeros(2, 1, 700, 1, 16).unbind()
+    k[:, :640, :, 0] = k[:, 640:, :, 1] = v[..., 0] = 1
+    x = {"q": torch.randn(1, 700, 1, 16), "k": k, "v": v, "lam": torch.ones(1, 700, 1, 6)}
+    x["g"] = torch.full((1, 700, 1), -2.0)
+    _, state = call("dynamic", x, capacity=6, output_final_state=True)
+    state.save(tmp_path / "faded.safetensors")
+    loaded = load_state(tmp_path / "faded.safetensors")
+    assert loaded.counts.equal(state.counts)
+    assert loaded.counts[0, 0, :2].tolist() == [640, 60]
+    later = {name: z[:, :1] for name, z in x.items()}
+    for one in (state, loaded):
+        o, after = call("dynamic", later, capacity=6, initial_state=one, output_final_state=True)
+        assert o.isfinite().all()
+        assert after.counts[0, 0, :3].tolist() == [640, 60, 1]

@@ -460,7 +460,7 @@ def trained_before(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 REFUSED = {
     "unknown option": (["--optimizer.lrr", "1"], "'--optimizer.lrr' is not known; the nearest is '--optimizer.lr'"),
-    "wrong type": (["--schedule.steps", "many"], "--schedule.steps must be an integer, got 'many'"),
+    "wrong type": (["--schedule.steps", "many"], "--schedule.steps must be an integer >= 1, got 'many'"),
     "impossible value": (["--data.holdout", "1.5"], "data.holdout must be a number from 0 to below 1, got 1.5"),
     "missing data": (["--data.train", "{}/nowhere"], "the source {}/nowhere is no file or folder"),
     "missing validation data": (["--data.validation", "{}/nowhere"], "the source {}/nowhere is no file or folder"),
@@ -522,7 +522,7 @@ def test_streams_with_a_damaged_position(tmp_path: Path, capfd: pytest.CaptureFi
     file.write_text(json.dumps(changed))
     capfd.readouterr()
     assert train(recipe, run) == 2
-    assert_one_line(capfd, f"{file}: position.streams[0].tokens must be a list, got 'many'")
+    assert_one_line(capfd, f"{file}: position.streams[0].tokens must be a list of integers >= 0, got 'many'")
     file.write_text(json.dumps(record))
     assert train(recipe, run) == 0
 
@@ -543,7 +543,7 @@ def test_a_missing_recipe(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> 
     ("text", "said"),
     [
         ("[optimizer]\nlearning_rate = 1.0", "'optimizer.learning_rate' is not known; the nearest is 'optimizer."),
-        ("[schedule]\nsteps = 1.5", "schedule.steps must be an integer, got 1.5"),
+        ("[schedule]\nsteps = 1.5", "schedule.steps must be an integer >= 1, got 1.5"),
         ("[schedule\nsteps = 1", "is not valid TOML"),
         ("[model]\nbackbone = 'linear'", "it lacks vocab_size, hidden_size, num_hidden_layers"),
     ],

@@ -16,6 +16,7 @@ def runs(parser: ArgumentParser, module: str, function: str = "run") -> None:
     def run(args: Namespace) -> Any:
         return getattr(import_module(module), function)(**given(args))
 
+    run.where = module, function  # type: ignore[attr-defined]
     parser.set_defaults(run=run)
 
 

@@ -162,7 +162,6 @@ class Pools:
         expect_all("count", self.count.sum(-1) == self.length[:, None], "the length when summed up")
         expect_all("rows", (self.rows >= 0) & (self.rows <= self.count), "from 0 to the tokens of the state")
         expect_all("rows", self.rows.sum(-1) <= self.places.shape[2], "no more than there are places")
-        expect_all("rows", (self.matrix >= 0) | (self.rows == self.count), "all tokens of a state without a matrix")
         _expect_places("places", self.places, self._used(), R)
         _expect_places("matrix", self.matrix, self.matrix >= 0, M)
         expect_all("matrix", live | (self.matrix < 0), "-1 where there is no state")
