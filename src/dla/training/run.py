@@ -19,8 +19,8 @@ from dla.models.load import load_model
 from dla.report import shown
 from dla.report.found import Found
 from dla.training.checkpoint import Checkpoints
-from dla.training.data.corpus import Corpus, feed_of, open_corpus
-from dla.training.data.feed import DataError, Micro, evaluation_batches, prefetched, reading
+from dla.training.data.corpus import Corpus, open_corpus
+from dla.training.data.feed import DataError, Micro, Shape, evaluation_batches, prefetched, reading
 from dla.training.distributed import World, join, leave
 from dla.training.evaluate import evaluate
 from dla.training.export import export
@@ -85,7 +85,11 @@ class Run:
             recipe.data, config.vocab_size, main=self.world.main, wait=self.world.barrier, progress=self.world.main
         )
         self.identity = identity(recipe, config, self.corpus)
-        self.feed = feed_of(self.corpus, recipe.data, recipe.batch, recipe.seed, self.world.rank, self.world.size)
+        data, batch = recipe.data, recipe.batch
+        self.shape = Shape(
+            data.length, data.documents, batch.sequences, batch.micro, self.world.rank, self.world.size
+        )
+        self.feed = self.corpus.feed(self.shape, recipe.seed)
         self.checkpoints = Checkpoints(
             self.folder / "checkpoints", self.world, keep=recipe.checkpoint.keep, note=self._early
         )
@@ -206,19 +210,10 @@ class Run:
 
     def _evaluate(self) -> None:
         """Of this step, unless it was done before an interruption."""
-        data, batch = self.recipe.data, self.recipe.batch
         if not self.corpus.validation or self.evaluated == self.step:
             return
         self.evaluated = self.step
-        micros = evaluation_batches(
-            self.corpus.validation,
-            length=data.length,
-            documents=data.documents,
-            sequences=self.recipe.evaluation.sequences,
-            micro=batch.micro or max(1, batch.sequences // self.world.size),
-            rank=self.world.rank,
-            world=self.world.size,
-        )
+        micros = evaluation_batches(self.corpus.validation, self.shape, self.recipe.evaluation.sequences)
         self.monitor.evaluation({"step": self.step, **evaluate(self.trainer, reading(micros))})
 
     def _save(self, wait: bool = False) -> None:

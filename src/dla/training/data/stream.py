@@ -8,7 +8,7 @@ import numpy as np
 
 from dla.training.data.documents import hub_dataset, text_of
 from dla.training.data.encoding import encode, vocabulary_size
-from dla.training.data.feed import Documents, Excerpt, Micro, Position, Shape, StepPosition
+from dla.training.data.feed import Excerpt, Micro, Position, Shape, StepPosition
 from dla.training.data.order import Draws
 from dla.training.recipe import Source
 from dla.typed import BadValueError, Natural, convert
@@ -49,17 +49,11 @@ class StreamFeed:
         sources: Sequence[Source],
         weights: Sequence[float],
         tokenizer: Any,
-        *,
-        length: int,
-        documents: Documents,
-        sequences: int,
-        micro: int,
+        shape: Shape,
         seed: int,
-        rank: int = 0,
-        world: int = 1,
         open_source: Opener = hub_dataset,
     ) -> None:
-        self.shape = Shape(length, documents, sequences, micro, rank, world)
+        self.shape = shape
         self.sources, self.tokenizer, self.open_source = list(sources), tokenizer, open_source
         self.draws = Draws(weights, seed)
         if len(self.sources) != self.draws.sources:
