@@ -91,14 +91,14 @@ def shape_of(**options: Any) -> Shape:
 @pytest.mark.parametrize("documents", ["packed", "concatenated"])
 def test_every_token_and_target(shards: list[Shards], documents: str) -> None:
     sizes = [(len(flat(corpus)[0]) - 1) // LENGTH for corpus in CORPORA]
-    order = Mixture(sizes, [1.0, 2.0], 3)
+    sources, indices = Mixture(sizes, [1.0, 2.0], 3).lookup(0, 360)
     feed = shard_feed(shards, documents=documents)
     seen = set()
     for step, (micros, position) in enumerate(islice(feed.batches(), 60)):
         assert position == {"step": step + 1}
         assert micros[0].ids.dtype == micros[0].targets.dtype == torch.int64
         for row, got in enumerate(joined(micros)):
-            source, index = order[step * 6 + row]
+            source, index = int(sources[step * 6 + row]), int(indices[step * 6 + row])
             seen.add((source, index))
             assert got == expected_row(CORPORA[source], index, documents == "packed")
     assert len(seen) == sum(sizes)
