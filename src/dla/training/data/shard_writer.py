@@ -31,7 +31,6 @@ def build(
     tokenizer_name: str,
     source: str = "",
     shard_tokens: int = SHARD_TOKENS,
-    total: int | None = None,
     keep: Callable[[int], bool] | None = None,
     progress: bool = True,
 ) -> Shards:
@@ -45,7 +44,6 @@ def build(
         tokenizer_name: for people; what counts is the tokenizer's fingerprint.
         source: a fingerprint of the documents; a folder that was begun with another is refused.
         shard_tokens: a shard ends before the document that would make it longer; a longer document is one by itself.
-        total: documents there are, for the progress bar.
         keep: which documents, by number, go in; None: all.
         progress: show a bar.
     """
@@ -55,16 +53,15 @@ def build(
     with _locked(folder):
         index = _begin(folder, _settings(tokenizer, tokenizer_name, source, shard_tokens))
         if not index["complete"]:
-            _write_shards(_Writer(folder, index, tokenizer, shard_tokens), documents, total, keep, progress)
+            _write_shards(_Writer(folder, index, tokenizer), documents, keep, progress)
     return Shards(folder)
 
 
 class _Writer:
     """Gathers tokens for one shard after another; what is finished is in the index."""
 
-    def __init__(self, folder: Path, index: dict[str, Any], tokenizer: Any, shard_tokens: int) -> None:
+    def __init__(self, folder: Path, index: dict[str, Any], tokenizer: Any) -> None:
         self.folder, self.index, self.tokenizer = folder, index, tokenizer
-        self.shard_tokens, self.dtype = shard_tokens, DTYPES[index["dtype"]]
         self._file: IO[bytes] | None = None
         self._reset()
 
@@ -82,9 +79,9 @@ class _Writer:
         for number, ids in zip(numbers, encode(self.tokenizer, texts), strict=True):
             if int(ids.max()) >= self.index["vocab_size"]:
                 raise ValueError(f"the tokenizer gave token {ids.max()}, but it has {self.index['vocab_size']} tokens")
-            if self._ends and self._tokens + len(ids) > self.shard_tokens:
+            if self._ends and self._tokens + len(ids) > self.index["shard_tokens"]:
                 self.finish_shard(number)
-            data = ids.astype(self.dtype, copy=False).tobytes()
+            data = ids.astype(DTYPES[self.index["dtype"]], copy=False).tobytes()
             if self._file is None:
                 self._file = (self.folder / (token_file(len(self.index["shards"])) + PART)).open("wb")
             self._file.write(data)
@@ -116,11 +113,7 @@ class _Writer:
 
 
 def _write_shards(
-    writer: _Writer,
-    documents: Iterable[str],
-    total: int | None,
-    keep: Callable[[int], bool] | None,
-    progress: bool,
+    writer: _Writer, documents: Iterable[str], keep: Callable[[int], bool] | None, progress: bool
 ) -> None:
     from tqdm import tqdm  # type: ignore[import-untyped]
 
@@ -129,7 +122,7 @@ def _write_shards(
     quiet = not progress or not sys.stderr.isatty()
     read = 0
     try:
-        with tqdm(total=total, desc="tokens", unit=" documents", dynamic_ncols=True, disable=quiet) as bar:
+        with tqdm(desc="tokens", unit=" documents", dynamic_ncols=True, disable=quiet) as bar:
             for read, numbers, texts in _batches(documents, done, keep):
                 writer.add(numbers, texts)
                 bar.update(read - bar.n)
