@@ -50,9 +50,7 @@ warnings.filterwarnings("ignore", message="torch.distributed is disabled")
 class Checkpoints:
     """The checkpoints of a run. ``note`` is told what people should know, on the main rank."""
 
-    def __init__(
-        self, folder: Path, world: World, *, keep: int, note: Callable[[str], None] = lambda text: None
-    ) -> None:
+    def __init__(self, folder: Path, world: World, keep: int, note: Callable[[str], None] = lambda _: None) -> None:
         self.folder, self.world, self.keep, self.note = folder, world, keep, note
         self._running: Thread | None = None
         self._error: str | None = None

@@ -5,26 +5,28 @@ import sys
 import time
 from collections import deque
 from collections.abc import Mapping
+from contextlib import suppress
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from dla.files import write_whole
-from dla.report.jsonl import Line, Writer, read
+from dla.report.jsonl import Writer, read
 
 Record = dict[str, Any]
 LOG = "log.jsonl"
 SCALARS = ("loss", "lr", "grad_norm", "temperature", "tokens_per_second", "memory_bytes", "mfu")
 WAITING = 0.05  # of the time: from there on the console tells how long the run waits for data
 POSITIONS = 10  # most losses by position that the console shows
-NO_TENSORBOARD = "log.tensorboard needs the tensorboard package: pip install tensorboard, or set it to false"
 
 
 class Monitor:
     """What a run tells: a live line on the console, log.jsonl and, if asked for, TensorBoard files.
 
     Only the main rank's speaks. ``flops_per_token`` (forward) may be set anew when live states have been measured.
+    ``evaluated``: the step of the last evaluation before ``start``, 0 without any.
     """
 
     def __init__(
@@ -35,23 +37,22 @@ class Monitor:
         start: int,
         every: int,
         tensorboard: bool,
-        tokens_per_step: int,
         flops_per_token: float,
         peak_flops: float | None,
         speaks: bool = True,
     ) -> None:
-        self.steps, self.every, self.speaks = steps, max(every, 1), speaks
+        self.steps, self.every, self.speaks, self.evaluated = steps, every, speaks, 0
         self.flops_per_token, self.peak_flops = flops_per_token, peak_flops
-        self._window: deque[Record] = deque(maxlen=self.every)
+        self._window: deque[Record] = deque(maxlen=every)
         self._live: float | None = None  # states, mean of the dynamic layers
         if not speaks:
             return
         folder.mkdir(parents=True, exist_ok=True)
         self._board = _board(folder / "tensorboard", start) if tensorboard else None
-        cut_log(folder / LOG, start)
+        records = cut_log(folder / LOG, start)
+        self.evaluated = max((r["step"] for r in records if r["kind"] == "evaluation"), default=0)
         self._log = Writer(folder / LOG)
         self._console = _console(steps, start)
-        self.note(f"{folder}: steps {start + 1} to {steps}, {tokens_per_step:,} tokens each")
 
     def __enter__(self) -> "Monitor":
         return self
@@ -143,27 +144,15 @@ class Monitor:
         return {name: text for name, text in figures.items() if text}
 
 
-# The log.
+def cut_log(file: Path, start: int) -> list[Record]:
+    """Leave of a log the records up to step ``start``, none with 0, by a new file in place of the old; those."""
+    kept = [line for line in read(file) if start and _is_record(line.value) and line.value["step"] <= start]
+    write_whole(file, b"".join(line.content + b"\n" for line in kept))
+    return [line.value for line in kept]
 
 
-def read_lines(file: Path) -> list[Record | None]:
-    """The records of a log, line by line; None where a line cannot be read, as one cut short by a kill."""
-    return [_record(line) for line in read(file)]
-
-
-def _record(line: Line) -> Record | None:
-    record = line.value
-    whole = isinstance(record, dict) and isinstance(record.get("kind"), str) and type(record.get("step")) is int
-    return record if whole else None
-
-
-def cut_log(file: Path, start: int) -> None:
-    """Leave of a log what was written up to step ``start``, nothing with 0, by a new file in place of the old."""
-    if not file.exists():
-        return
-    lines = read(file) if start else ()
-    kept = [line.content for line in lines if (record := _record(line)) is not None and record["step"] <= start]
-    write_whole(file, b"".join(line + b"\n" for line in kept))
+def _is_record(value: Any) -> bool:
+    return isinstance(value, dict) and isinstance(value.get("kind"), str) and type(value.get("step")) is int
 
 
 # The console.
@@ -181,7 +170,7 @@ class _Lines:
         self.began = now - seconds if self.began is None else self.began
         if tells:
             left = (now - self.began) / max(at - self.start, 1) * (self.steps - at)
-            told = [figures["loss"], figures["lr"], figures["rate"], f"{_clock(left)} left"]
+            told = [figures["loss"], figures["lr"], figures["rate"], f"{timedelta(seconds=round(left))} left"]
             told += [text for text in figures.values() if text not in told]
             self.note(f"step {at:{len(str(self.steps))}}/{self.steps}  " + "  ".join(told))
 
@@ -213,13 +202,11 @@ class _Bar:
 
 def _console(steps: int, start: int) -> _Lines | _Bar:
     if sys.stderr.isatty():
-        try:
+        with suppress(ImportError):  # a run need not stop for want of tqdm
             bar = _Bar(steps, start)
-        except ImportError:  # a run need not stop for want of tqdm
-            return _Lines(steps, start)
-        if bar.bar.nrows is None or bar.bar.nrows > 0:  # tqdm draws nothing on terminals without a size
-            return bar
-        bar.close()
+            if bar.bar.nrows is None or bar.bar.nrows > 0:  # tqdm draws nothing on terminals without a size
+                return bar
+            bar.close()
     return _Lines(steps, start)
 
 
@@ -243,15 +230,6 @@ def _thousands(x: float) -> str:
     return f"{x:.3g}G"
 
 
-def _clock(seconds: float) -> str:
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02}"
-
-
-# The rest.
-
-
 def peak_memory() -> int:
     """Bytes: the most that tensors took on the GPU where one is used, else the most that the process had resident."""
     if torch.cuda.is_available() and torch.cuda.is_initialized() and (most := torch.cuda.max_memory_allocated()):
@@ -267,5 +245,6 @@ def _board(folder: Path, start: int) -> Any:
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError as error:
-        raise ImportError(NO_TENSORBOARD) from error
+        package = "the tensorboard package: pip install tensorboard"
+        raise ImportError(f"log.tensorboard needs {package}, or set it to false") from error
     return SummaryWriter(str(folder), purge_step=start + 1 if start else 0)

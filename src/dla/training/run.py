@@ -1,6 +1,6 @@
 """`dla train`: a recipe from its first step to its last, through interruptions."""
 
-import math
+import json
 import os
 import signal
 import sys
@@ -24,7 +24,7 @@ from dla.training.data.feed import DataError, Micro, Shape, evaluation_batches, 
 from dla.training.distributed import World, join, leave
 from dla.training.evaluate import evaluate
 from dla.training.export import export
-from dla.training.monitor import LOG, Monitor, read_lines
+from dla.training.monitor import Monitor
 from dla.training.recipe import Recipe
 from dla.training.recipe.read import model_config, read_recipe, write_recipe
 from dla.training.record import RECORD, name
@@ -33,12 +33,10 @@ from dla.training.trainer import DivergedError, Outcome, Trainer
 from dla.training.watch_memory import memory_of
 
 INTERRUPTED = 130  # the exit code of a shell for Ctrl-C
-VOLATILE = (
-    "gate_temperature",
-    "transformers_version",
-    "dtype",
-    "architectures",
-)  # of a configuration, no part of what it is
+# of a configuration, no part of what it is
+VOLATILE = ("gate_temperature", "transformers_version", "dtype", "architectures")
+# what models without softmax layers had in checkpoints of version 0.1.0
+ONCE_ZERO = ("model.num_attention_heads", "model.num_key_value_heads")
 
 
 def run(recipe: str | Path, overrides: Sequence[str] = ()) -> Found | None:
@@ -81,18 +79,12 @@ class Run:
         config = model_config(recipe)
         self.world = join(recipe.compute)
         _prepare_machine(recipe, self.world)
-        self.corpus: Corpus = open_corpus(
-            recipe.data, config.vocab_size, main=self.world.main, wait=self.world.barrier, progress=self.world.main
-        )
+        data, batch, world = recipe.data, recipe.batch, self.world
+        self.corpus = open_corpus(data, config.vocab_size, main=world.main, wait=world.barrier)
         self.identity = identity(recipe, config, self.corpus)
-        data, batch = recipe.data, recipe.batch
-        self.shape = Shape(
-            data.length, data.documents, batch.sequences, batch.micro, self.world.rank, self.world.size
-        )
+        self.shape = Shape(data.length, data.documents, batch.sequences, batch.micro, world.rank, world.size)
         self.feed = self.corpus.feed(self.shape, recipe.seed)
-        self.checkpoints = Checkpoints(
-            self.folder / "checkpoints", self.world, keep=recipe.checkpoint.keep, note=self._early
-        )
+        self.checkpoints = Checkpoints(self.folder / "checkpoints", world, recipe.checkpoint.keep, self._early)
         self.step, self.position = 0, None
         record = self.checkpoints.newest()
         if record is not None:
@@ -105,9 +97,11 @@ class Run:
             self._early(f"going on from the checkpoint of step {self.step}")
         self.monitor = self._make_monitor(config)
         self.checkpoints.note = self.monitor.note
-        self.evaluated = self._last_evaluation()
-        if self.world.main:
+        self.evaluated: int = world.gather(self.monitor.evaluated)[0]
+        if world.main:
             (self.folder / "recipe.toml").write_text(write_recipe(recipe))
+        tokens = batch.sequences * data.length
+        self.monitor.note(f"{self.folder}: steps {self.step + 1} to {recipe.schedule.steps}, {tokens:,} tokens each")
 
     def _check_position(self, record: dict[str, Any]) -> None:
         try:
@@ -146,18 +140,10 @@ class Run:
             start=self.step,
             every=recipe.log.every,
             tensorboard=recipe.log.tensorboard,
-            tokens_per_step=recipe.batch.sequences * recipe.data.length,
             flops_per_token=forward_flops(config, recipe.data.length),
             peak_flops=peak_flops(self.world.device, dtype, self.world.size) if self.world.main else None,
             speaks=self.world.main,
         )
-
-    def _last_evaluation(self) -> int:
-        """The step of it, by the log; 0 without any. Every rank gets the same."""
-        lines = read_lines(self.folder / LOG) if self.world.main else []
-        steps = [line["step"] for line in lines if line is not None and line["kind"] == "evaluation"]
-        last: int = self.world.gather(max(steps, default=0))[0]
-        return last
 
     def train(self) -> int:
         """To the last step, or until a signal; the exit code."""
@@ -268,16 +254,14 @@ def identity(recipe: Recipe, config: DLAConfig, corpus: Corpus) -> dict[str, Any
     """What must not change between a checkpoint and the run that goes on from it."""
     data = {name: value for name, value in asdict(recipe.data).items() if name not in ("cache", "validation")}
     model = {name: value for name, value in config.to_dict().items() if name not in VOLATILE}
-    return {
-        "model": _plain(model),
-        "data": {**_plain(data), "checksum": corpus.fingerprint},
+    found = {
+        "model": model,
+        "data": {**data, "checksum": corpus.fingerprint},
         "batch.sequences": recipe.batch.sequences,
         "seed": recipe.seed,
     }
-
-
-# what models without softmax layers had in checkpoints of version 0.1.0
-ONCE_ZERO = ("model.num_attention_heads", "model.num_key_value_heads")
+    plain: dict[str, Any] = json.loads(json.dumps(found), parse_constant=lambda _: None)  # no numbers but finite ones
+    return plain
 
 
 def compare(there: dict[str, Any], here: dict[str, Any], folder: Path) -> None:
@@ -294,15 +278,6 @@ def compare(there: dict[str, Any], here: dict[str, Any], folder: Path) -> None:
                     f"{folder} holds checkpoints with {field}={shown(theirs)}, and this recipe has {mine!r}; "
                     "choose another run folder"
                 )
-
-
-def _plain(value: Any) -> Any:
-    """As JSON gives it back."""
-    if isinstance(value, dict):
-        return {str(name): _plain(x) for name, x in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(x) for x in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _due(step: int, every: int) -> bool:

@@ -1,28 +1,16 @@
 """What the dynamic memories of a model in training do."""
 
-from typing import Protocol
-
 import torch
-from torch import Tensor
 
 from dla.inspect.figures import describe
 from dla.inspect.observe import observe
 from dla.models.causal_lm import DLAForCausalLM
 from dla.ops import Segmentation
-
-
-class Tokens(Protocol):
-    """The part of a micro-batch that is looked at."""
-
-    @property
-    def ids(self) -> Tensor: ...  # [B, T]
-
-    @property
-    def positions(self) -> Tensor | None: ...  # [B, T]; a document begins where they are 0
+from dla.training.data.feed import Micro
 
 
 @torch.no_grad()
-def memory_of(model: DLAForCausalLM, micro: Tokens) -> list[dict[str, float]]:
+def memory_of(model: DLAForCausalLM, micro: Micro) -> list[dict[str, float]]:
     """What each dynamic layer did with the first row of a micro-batch, with the hard gate.
 
     layer: its index. boundary_rate, merges: for each token. live_states: the mean over tokens and heads. W: as

@@ -56,12 +56,7 @@ class Corpus:
 
 
 def open_corpus(
-    data: Data,
-    vocab_size: int,
-    *,
-    main: bool = True,
-    wait: Callable[[], None] = lambda: None,
-    progress: bool = True,
+    data: Data, vocab_size: int, *, main: bool = True, wait: Callable[[], None] = lambda: None
 ) -> Corpus:
     """Open a recipe's data for a model of ``vocab_size`` tokens.
 
@@ -80,7 +75,7 @@ def open_corpus(
             "dla data build"
         )
     tokenizer = find_tokenizer(data.tokenizer, vocab_size)
-    preparation = _Preparation(data, tokenizer, vocab_size, progress)
+    preparation = _Preparation(data, tokenizer, vocab_size)
     holdout = 0 if data.validation else data.holdout
     train = [] if streamed else [preparation.parts(source, holdout) for source in data.train]
     validation = [preparation.parts(source, 0) for source in data.validation]
@@ -111,8 +106,8 @@ class _Part:
 class _Preparation:
     """How the sources of a recipe become tokens."""
 
-    def __init__(self, data: Data, tokenizer: Any, vocab_size: int, progress: bool) -> None:
-        self.data, self.tokenizer, self.vocab_size, self.progress = data, tokenizer, vocab_size, progress
+    def __init__(self, data: Data, tokenizer: Any, vocab_size: int) -> None:
+        self.data, self.tokenizer, self.vocab_size = data, tokenizer, vocab_size
         self.tokenizer_key = vocabulary_fingerprint(tokenizer)
 
     def parts(self, source: Source, holdout: float) -> list[_Part]:
@@ -145,7 +140,6 @@ class _Preparation:
             tokenizer_name=self.data.tokenizer,
             source=source_fingerprint(source),
             keep=part.keep,
-            progress=self.progress,
         )
 
     def open(self, parts: list[_Part], holdout: float) -> list[Shards]:

@@ -32,7 +32,6 @@ def build(
     source: str = "",
     shard_tokens: int = SHARD_TOKENS,
     keep: Callable[[int], bool] | None = None,
-    progress: bool = True,
 ) -> Shards:
     """Write documents to ``folder`` as tokens, an end token after each.
 
@@ -45,7 +44,6 @@ def build(
         source: a fingerprint of the documents; a folder that was begun with another is refused.
         shard_tokens: a shard ends before the document that would make it longer; a longer document is one by itself.
         keep: which documents, by number, go in; None: all.
-        progress: show a bar.
     """
     if shard_tokens < 1:
         raise ValueError(f"shard_tokens must be at least 1, got {shard_tokens}")
@@ -53,7 +51,7 @@ def build(
     with _locked(folder):
         index = _begin(folder, _settings(tokenizer, tokenizer_name, source, shard_tokens))
         if not index["complete"]:
-            _write_shards(_Writer(folder, index, tokenizer), documents, keep, progress)
+            _write_shards(_Writer(folder, index, tokenizer), documents, keep)
     return Shards(folder)
 
 
@@ -112,17 +110,14 @@ class _Writer:
             self._file.close()
 
 
-def _write_shards(
-    writer: _Writer, documents: Iterable[str], keep: Callable[[int], bool] | None, progress: bool
-) -> None:
+def _write_shards(writer: _Writer, documents: Iterable[str], keep: Callable[[int], bool] | None) -> None:
     from tqdm import tqdm  # type: ignore[import-untyped]
 
     index = writer.index
     done = index["shards"][-1]["read"] if index["shards"] else 0
-    quiet = not progress or not sys.stderr.isatty()
     read = 0
     try:
-        with tqdm(desc="tokens", unit=" documents", dynamic_ncols=True, disable=quiet) as bar:
+        with tqdm(desc="tokens", unit=" documents", dynamic_ncols=True, disable=not sys.stderr.isatty()) as bar:
             for read, numbers, texts in _batches(documents, done, keep):
                 writer.add(numbers, texts)
                 bar.update(read - bar.n)

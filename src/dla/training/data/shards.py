@@ -105,13 +105,13 @@ class Shards:
         ends = [self._map(ends_file(i), ENDS_DTYPE) for i in range(len(self.index["shards"]))]
         return np.concatenate([np.diff(e, prepend=0) for e in ends])
 
-    def verify(self, progress: bool = True) -> None:
+    def verify(self) -> None:
         """Read all files and compare their sums with the index.
 
         Raises:
             ValueError: a file is not as it was written, and which.
         """
-        verify(self.folder, self.index, self._index_sum, progress)
+        verify(self.folder, self.index, self._index_sum)
 
     def _starts(self, start: int, stop: int) -> np.ndarray:
         """As ``document_starts``, in positions of the whole folder: a document begins where another ends."""

@@ -57,7 +57,7 @@ def ensure(folder: Path, index: Index, index_sum: str) -> None:
         verify(folder, index, index_sum)
 
 
-def verify(folder: Path, index: Index, index_sum: str, progress: bool = True) -> None:
+def verify(folder: Path, index: Index, index_sum: str) -> None:
     """Read all files of a folder, compare them with the index, and remember that they were good.
 
     Raises:
@@ -67,7 +67,7 @@ def verify(folder: Path, index: Index, index_sum: str, progress: bool = True) ->
 
     before = _stamp(folder, index, index_sum)
     total = sum(file.size for file in files_of(index))
-    quiet = not progress or not sys.stderr.isatty()
+    quiet = not sys.stderr.isatty()
     with tqdm(total=total, desc="verifying", unit="B", unit_scale=True, disable=quiet, delay=PATIENCE) as bar:
         for i, shard in enumerate(index["shards"]):
             _verify_tokens(folder / token_file(i), shard, index, bar)
