@@ -1,6 +1,7 @@
 import json
 import math
 import re
+from contextlib import closing
 
 import pytest
 import torch
@@ -16,7 +17,7 @@ TIMED = {"tokens_per_second", "memory_bytes", "mfu"}
 
 def monitor(folder, *, start=0, steps=20, every=4, **options):
     defaults = {"tensorboard": False, "flops_per_token": 1000.0, "peak_flops": 1e9}
-    return Monitor(folder, steps=steps, start=start, every=every, **{**defaults, **options})
+    return closing(Monitor(folder, steps=steps, start=start, every=every, **{**defaults, **options}))
 
 
 def record(step, loss=None, **other):
@@ -242,8 +243,7 @@ def test_no_dynamic_layers_no_figures():
 def test_an_impossible_mfu_is_not_told(tmp_path):
     """A peak that was timed on a busy CPU can be too low."""
     for peak, told in ((1e4, False), (1e9, True)):
-        watched = monitor(tmp_path, every=1, peak_flops=peak)
-        watched.step(record(1))
-        watched.close()
+        with monitor(tmp_path, every=1, peak_flops=peak) as watched:
+            watched.step(record(1))
         (line,) = lines(tmp_path)
         assert ("mfu" in line) == told

@@ -410,7 +410,9 @@ def test_export_of_a_step(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     (run / "checkpoints" / "step-00000099.partial").mkdir()  # as of a run that is going on
     assert main(["train", "export", str(run), "--step", "7"]) == 2
     said = capsys.readouterr().err.splitlines()[-1]
-    assert said.startswith("dla train export: ") and said.endswith("no checkpoint of step 7; there are those of 4, 8, 12")
+    assert said.startswith("dla train export: ") and said.endswith(
+        "no checkpoint of step 7; there are those of 4, 8, 12"
+    )
     assert main(["train", "export", str(tmp_path / "text")]) == 2
     assert "is not the folder of a run" in capsys.readouterr().err
 

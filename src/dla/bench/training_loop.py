@@ -20,8 +20,7 @@ from dla.training.data.feed import DOCUMENTS, Micro
 from dla.training.distributed import leave
 from dla.training.optimizer import make_optimizer
 from dla.training.recipe import Batch, Checkpoint, Data, Gate, Recipe, Schedule, Source, Validation
-from dla.training.recipe.check import check
-from dla.training.recipe.read import model_config
+from dla.training.recipe.configure import check, model_config
 from dla.training.run import Run
 from dla.training.trainer import inputs
 

@@ -48,16 +48,15 @@ def run(folder: Path, out: Path | None = None, step: int | None = None) -> Found
 def _find(checkpoints: Path, step: int | None) -> Path:
     """The folder of a checkpoint that is whole."""
     steps = steps_in(checkpoints)
-    if step is not None:
-        if step not in steps:
-            there = ", ".join(map(str, steps))
-            raise ValueError(f"{checkpoints} has no checkpoint of step {step}; there are those of {there or 'none'}")
-        check(checkpoints / name(step))
-        return checkpoints / name(step)
-    for found in reversed(steps):
+    if step is not None and step not in steps:
+        there = ", ".join(map(str, steps))
+        raise ValueError(f"{checkpoints} has no checkpoint of step {step}; there are those of {there or 'none'}")
+    for found in reversed(steps if step is None else [step]):
         try:
             check(checkpoints / name(found))
             return checkpoints / name(found)
         except CorruptError as error:
+            if step is not None:
+                raise
             print(f"{error}; trying the one before", file=sys.stderr)
     raise ValueError(f"{checkpoints} has no whole checkpoint")

@@ -54,12 +54,6 @@ class Monitor:
         self._log = Writer(folder / LOG)
         self._console = _console(steps, start)
 
-    def __enter__(self) -> "Monitor":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
     def step(self, record: Record) -> None:
         """After every step: step (how many are done), loss, lr, grad_norm, temperature, tokens (of all ranks), seconds
         (with those waited for data), waited, skipped.

@@ -216,9 +216,7 @@ def _log_scale(ax: Axes, shown: Floats) -> None:
     ax.set_yscale("log", subs=[])
     ax.minorticks_off()
     subs = (1, 1.5, 2, 2.5, 3, 4, 5, 6, 8) if high < 6 * low else (1, 2, 3, 5) if high < 30 * low else (1,)
-    ax.yaxis.set_major_locator(
-        MaxNLocator(**FEW) if high < 2 * low else LogLocator(subs=subs, numticks=10)
-    )
+    ax.yaxis.set_major_locator(MaxNLocator(**FEW) if high < 2 * low else LogLocator(subs=subs, numticks=10))
     ax.yaxis.set_major_formatter("{x:g}")
 
 

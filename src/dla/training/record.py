@@ -9,6 +9,7 @@ from typing import Annotated, Any, TypedDict
 from torch.distributed.checkpoint.api import CheckpointException
 
 from dla.files import read_json
+from dla.training.data.feed import StepPosition
 from dla.typed import BadValueError, Limit, Natural, Sha256, convert
 
 RECORD = "record.json"
@@ -23,12 +24,6 @@ def is_base64(text: str) -> bool:
     return True
 
 
-class RecordPosition(TypedDict):
-    """Where the data stands; how, the feed knows."""
-
-    step: Natural
-
-
 class Written(TypedDict):
     """A file of the checkpoint."""
 
@@ -40,7 +35,7 @@ class RecordFields(TypedDict):
     """What a record holds."""
 
     step: Natural
-    position: RecordPosition
+    position: StepPosition  # and what else the feed knows of it
     identity: dict[str, Any]
     random: list[dict[str, Annotated[str, Limit("a random state in base64", is_base64)]]]  # by rank and device
     files: dict[str, Written]
@@ -61,9 +56,8 @@ def name(step: int) -> str:
 
 def steps_in(folder: Path) -> list[int]:
     """The steps of which a folder has a checkpoint, oldest first; folders with other names do not count."""
-    found = {f.name for f in folder.glob("step-*") if re.fullmatch("step-[0-9]{8,18}", f.name) and f.is_dir()}
-    steps = {int(own.removeprefix("step-")) for own in found}
-    return sorted(step for step in steps if name(step) in found)
+    found = (f.name for f in folder.glob("step-*") if re.fullmatch("step-[0-9]{8,18}", f.name) and f.is_dir())
+    return sorted(step for own in found if name(step := int(own.removeprefix("step-"))) == own)
 
 
 def check(folder: Path) -> Record:

@@ -6,6 +6,7 @@ import signal
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
 from types import FrameType
@@ -148,7 +149,7 @@ class Run:
     def train(self) -> int:
         """To the last step, or until a signal; the exit code."""
         batches = reading(prefetched(self.feed.batches(self.position)))
-        with Signals() as asked, self.monitor:
+        with Signals() as asked, closing(self.monitor):
             stop = ""
             if _due(self.step, self.recipe.evaluation.every) and 0 < self.step < self.recipe.schedule.steps:
                 self._evaluate()  # unless a signal came before it

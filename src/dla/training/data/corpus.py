@@ -55,9 +55,7 @@ class Corpus:
         return json_fingerprint(about, sort_keys=False)[:16]
 
 
-def open_corpus(
-    data: Data, vocab_size: int, *, main: bool = True, wait: Callable[[], None] = lambda: None
-) -> Corpus:
+def open_corpus(data: Data, vocab_size: int, *, main: bool = True, wait: Callable[[], None] = lambda: None) -> Corpus:
     """Open a recipe's data for a model of ``vocab_size`` tokens.
 
     Files are tokenised into ``data.cache`` by the ``main`` process, once; ``wait``, which every process calls once,

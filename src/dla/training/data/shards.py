@@ -4,7 +4,6 @@ shard_index.py says what a folder holds.
 """
 
 import bisect
-import contextlib
 from collections.abc import Iterator
 from itertools import accumulate
 from os import PathLike
@@ -40,6 +39,9 @@ class Shards:
         if not self.index["complete"]:
             raise ValueError(f"{self.folder} is not finished: call again what was building it, and it goes on")
         self.dtype = DTYPES[self.index["dtype"]]
+        self.vocab_size: int = self.index["vocab_size"]
+        self.tokenizer_name: str = self.index["tokenizer"]
+        self.tokenizer_fingerprint: str = self.index["tokenizer_fingerprint"]
         self._offsets = [0, *accumulate(shard["tokens"] for shard in self.index["shards"])]
         self._maps: dict[str, np.ndarray] = {}
         self._check_sizes()
@@ -63,18 +65,6 @@ class Shards:
             return int(self.index["documents"])
         first = self.tokens > 0 and (self.start == 0 or bool(self._starts(self.start - 1, self.start + 1).size))
         return len(self.document_starts(0, self.tokens)) + first
-
-    @property
-    def vocab_size(self) -> int:
-        return int(self.index["vocab_size"])
-
-    @property
-    def tokenizer_name(self) -> str:
-        return str(self.index["tokenizer"])
-
-    @property
-    def tokenizer_fingerprint(self) -> str:
-        return str(self.index["tokenizer_fingerprint"])
 
     def part(self, start: int, stop: int) -> "Shards":
         """The tokens from ``start`` to ``stop`` by themselves."""
@@ -140,13 +130,11 @@ class Shards:
 
     def _check_sizes(self) -> None:
         for file, size, _ in files_of(self.index):
-            there = None
-            with contextlib.suppress(FileNotFoundError):
-                there = (self.folder / file).stat().st_size
-            if there is None:
-                raise ValueError(f"{self.folder / file} is missing")
-            if there != size:
-                raise ValueError(f"{self.folder / file} has {there} bytes, by {INDEX} it should have {size}")
+            path = self.folder / file
+            if not path.exists():
+                raise ValueError(f"{path} is missing")
+            if (there := path.stat().st_size) != size:
+                raise ValueError(f"{path} has {there} bytes, by {INDEX} it should have {size}")
 
 
 def _again(folder: Path, start: int, stop: int) -> Shards:
