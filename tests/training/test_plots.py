@@ -9,8 +9,8 @@ pytest.importorskip("matplotlib")
 
 from matplotlib.figure import Figure
 
-from dla.report.plots import LONGEST
 from dla.cli import main
+from dla.report.plots import LONGEST
 from dla.training.plots import names, read_run, run, series, smoothed
 
 

@@ -371,8 +371,8 @@ def test_tokens_built_before_give_the_same_losses(
     recipe = write_settings(tmp_path, "single", data={"validation": str(held), "documents": documents})
     built = tmp_path / "built"
     reports = []
-    for command in (["build", str(tmp_path / "text"), str(built), "--shard-tokens", "10000"], ["check", str(built)]):
-        assert main(["data", *command, "--json"]) == 0
+    for words in (["build", str(tmp_path / "text"), str(built), "--shard-tokens", "10000"], ["check", str(built)]):
+        assert main(["data", *words, "--json"]) == 0
         reports.append(json.loads(capsys.readouterr().out))
     assert reports[0] == reports[1]
     assert reports[0]["documents"] == 12 and len(reports[0]["shards"]) > 1

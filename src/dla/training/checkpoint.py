@@ -173,11 +173,7 @@ class Checkpoints:
         return None
 
     def load(self, record: dict[str, Any], model: DLAForCausalLM, optimizer: torch.optim.Optimizer) -> None:
-        """Weights, optimizer and random state of a checkpoint, on however many ranks.
-
-        Raises:
-            RefusedError: it does not have them, or holds something else.
-        """
+        """Weights, optimizer and random state of a checkpoint, on however many ranks; RefusedError without them."""
         state = _state(model, optimizer)
         folder = self.folder / name(record["step"])
         load(folder, record, state, self.world.saving, self.world.size == 1)
@@ -193,11 +189,7 @@ class Checkpoints:
 
 
 def load_weights(folder: Path, model: DLAForCausalLM) -> None:
-    """The weights alone of a checkpoint, into a model on one process.
-
-    Raises:
-        RefusedError: it does not have them, or holds something else.
-    """
+    """The weights alone of a checkpoint, into a model on one process; RefusedError where it has none that fit."""
     state = {"model": model.state_dict()}
     load(folder, read_record(folder), state, None, alone=True)
     model.load_state_dict(state["model"])

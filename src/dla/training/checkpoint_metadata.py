@@ -75,8 +75,9 @@ def _metadata(content: object, files: dict[str, int]) -> Metadata:
     for name, entry in _dict("state_dict_metadata", top["state_dict_metadata"]).items():
         where = f"the entry {shown(name)}"
         entries[convert("the name of an entry", name, str)] = found = _entry(where, entry)
-        whole = isinstance(found, BytesStorageMetadata)
-        pieces = [None] if whole else [chunk.offsets for chunk in found.chunks if chunk.sizes.numel()]
+        pieces: list[torch.Size | None] = [None]
+        if isinstance(found, TensorStorageMetadata):
+            pieces = [chunk.offsets for chunk in found.chunks if chunk.sizes.numel()]
         if any(MetadataIndex(name, piece) not in places for piece in pieces):
             raise ValueError(f"{where} has no place in storage_data")
     return Metadata(entries, storage_data=places)

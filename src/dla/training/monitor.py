@@ -5,12 +5,12 @@ import sys
 import time
 from collections import deque
 from collections.abc import Mapping
-from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import torch
+from tqdm import tqdm  # type: ignore[import-untyped]
 
 from dla.files import write_whole
 from dla.report.jsonl import Writer, read
@@ -65,28 +65,20 @@ class Monitor:
         at = record["step"]
         tells = at % self.every == 0 or at == self.steps
         line = {**record, **timing} if tells else record
-        self._write("step", line)
-        self._chart({name: line[name] for name in SCALARS if name in line}, at)
+        self._write("step", line, {name: line[name] for name in SCALARS if name in line})
         self._console.step(at, self._figures(record, timing), record["seconds"], tells)
 
     def evaluation(self, record: Record) -> None:
         """step, validation_loss, perplexity and by_position, {"0-63": loss, …}."""
-        if not self.speaks:
-            return
-        self._write("evaluation", record)
         by_position = {f"validation_loss/{place}": loss for place, loss in record.get("by_position", {}).items()}
         losses = {name: record[name] for name in ("validation_loss", "perplexity")}
-        self._chart({**losses, **by_position}, record["step"])
+        self._write("evaluation", record, {**losses, **by_position})
         self.note(evaluation_text(record))
 
     def memory(self, record: Record) -> None:
         """step and memory, for each dynamic layer what ``memory_of`` says."""
-        if not self.speaks:
-            return
-        self._write("memory", record)
-        for layer in record["memory"]:
-            figures = {f"memory/{name}/layer {layer['layer']}": x for name, x in layer.items() if name != "layer"}
-            self._chart(figures, record["step"])
+        layers = [(layer["layer"], name, x) for layer in record["memory"] for name, x in layer.items()]
+        self._write("memory", record, {f"memory/{name}/layer {i}": x for i, name, x in layers if name != "layer"})
         live = [layer["live_states"] for layer in record["memory"]]
         self._live = sum(live) / len(live) if live else None
 
@@ -103,14 +95,14 @@ class Monitor:
         if self._board is not None:
             self._board.close()
 
-    def _write(self, kind: str, record: Record) -> None:
+    def _write(self, kind: str, record: Record, charted: Mapping[str, float | None]) -> None:
+        if not self.speaks:
+            return
         self._log.append({"kind": kind, **record})
-
-    def _chart(self, figures: Mapping[str, float | None], step: int) -> None:
         if self._board is not None:
-            for name, x in figures.items():
+            for name, x in charted.items():
                 if x is not None:
-                    self._board.add_scalar(name, x, step)
+                    self._board.add_scalar(name, x, record["step"])
 
     def _timing(self) -> dict[str, float]:
         """Of the last steps. What lies between steps, such as an evaluation, is in no step's seconds."""
@@ -179,8 +171,6 @@ class _Bar:
     """On a terminal: one live line, and notes above it."""
 
     def __init__(self, steps: int, start: int) -> None:
-        from tqdm import tqdm  # type: ignore[import-untyped]
-
         self.bar = tqdm(total=steps, initial=start, unit=" steps", dynamic_ncols=True, file=sys.stderr)
 
     def step(self, at: int, figures: Mapping[str, str], seconds: float, tells: bool) -> None:
@@ -196,11 +186,10 @@ class _Bar:
 
 def _console(steps: int, start: int) -> _Lines | _Bar:
     if sys.stderr.isatty():
-        with suppress(ImportError):  # a run need not stop for want of tqdm
-            bar = _Bar(steps, start)
-            if bar.bar.nrows is None or bar.bar.nrows > 0:  # tqdm draws nothing on terminals without a size
-                return bar
-            bar.close()
+        bar = _Bar(steps, start)
+        if bar.bar.nrows is None or bar.bar.nrows > 0:  # tqdm draws nothing on terminals without a size
+            return bar
+        bar.close()
     return _Lines(steps, start)
 
 

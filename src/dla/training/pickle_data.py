@@ -15,10 +15,11 @@ from typing import Any, NamedTuple
 
 from dla.report import shown
 
-# Operations that put something on the stack or together, and do nothing else; the last two by ``find_class``.
-PLAIN = """PROTO FRAME STOP MARK NONE NEWTRUE NEWFALSE BININT BININT1 BININT2 LONG1 SHORT_BINUNICODE BINUNICODE EMPTY_DICT
-    EMPTY_LIST EMPTY_TUPLE TUPLE TUPLE1 TUPLE2 TUPLE3 APPEND APPENDS BINGET LONG_BINGET BINPUT LONG_BINPUT MEMOIZE
-    GLOBAL STACK_GLOBAL""".split()
+# operations that put something on the stack or together, and do nothing else; the last two by ``find_class``
+NAMES = """PROTO FRAME STOP MARK NONE NEWTRUE NEWFALSE BININT BININT1 BININT2 LONG1 SHORT_BINUNICODE BINUNICODE
+    EMPTY_DICT EMPTY_LIST EMPTY_TUPLE TUPLE TUPLE1 TUPLE2 TUPLE3 APPEND APPENDS BINGET LONG_BINGET BINPUT LONG_BINPUT
+    MEMOIZE GLOBAL STACK_GLOBAL"""
+PLAIN = [vars(pickle)[name][0] for name in NAMES.split()]
 
 
 class Named(NamedTuple):
@@ -69,7 +70,8 @@ class _Operations(dict[int, Callable[[Any], None]]):
     """By their codes; any other is refused by its name."""
 
     def __missing__(self, code: int) -> Any:
-        raise ValueError(f"there is a {pickletools.code2op[chr(code)].name} in it, which plain data does not need")
+        name = next((each.name for each in pickletools.opcodes if each.code == chr(code)), hex(code))
+        raise ValueError(f"there is a {name} in it, which plain data does not need")
 
 
 class _Machine(pickle._Unpickler):
@@ -89,7 +91,7 @@ class _Machine(pickle._Unpickler):
 
     def make(self) -> None:
         arguments, what = self.stack.pop(), self.stack.pop()
-        self.append(Made(_plain(what, Named), _plain(arguments, tuple)))
+        self.stack.append(Made(_plain(what, Named), _plain(arguments, tuple)))
 
     def build(self) -> None:
         state, made = self.stack.pop(), _plain(self.stack[-1], Made)
@@ -104,7 +106,7 @@ class _Machine(pickle._Unpickler):
                 raise ValueError(f"a key is {shown(key)}, accepted are texts and objects")
             target[key] = value
 
-    dispatch = _Operations((code, pickle._Unpickler.dispatch[code]) for code, *_ in (vars(pickle)[x] for x in PLAIN))
+    dispatch = _Operations({code: pickle._Unpickler.dispatch[code] for code in PLAIN})
     dispatch[pickle.REDUCE[0]] = dispatch[pickle.NEWOBJ[0]] = make
     dispatch[pickle.BUILD[0]] = build
     dispatch[pickle.SETITEM[0]] = lambda self: self.update([self.stack.pop(-2), self.stack.pop()])

@@ -6,8 +6,6 @@ still plans who reads what, so that any number of ranks can load.
 """
 
 import io
-from functools import reduce
-from operator import getitem
 from pathlib import Path
 from typing import Any
 
@@ -101,7 +99,10 @@ class Planner(DefaultLoadPlanner):
         if not _alike(loaded, before):
             raise BadValueError(f"the entry {name!r}", f"a value such as {shown(before)}", loaded)
         *above, last = self.mappings[name]
-        reduce(getitem, above, self.original_state_dict)[last] = loaded
+        target: Any = self.original_state_dict
+        for key in above:
+            target = target[key]
+        target[last] = loaded
 
 
 def safe_load(name: str, data: io.BytesIO) -> Any:

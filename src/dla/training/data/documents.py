@@ -7,7 +7,7 @@ import sys
 import sysconfig
 import zlib
 from collections.abc import Iterable, Iterator
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import IO, Any
 
@@ -28,14 +28,11 @@ def documents(source: Source) -> Iterator[str]:
     Bytes of text files that are no UTF-8 come as surrogate escapes, so that nothing is lost here: bytes as tokens need
     them as they were, and what other tokenizers cannot take is replaced where they are called.
     """
-    texts = _hub_documents(source) if is_hub(source) else _file_documents(source)
-    texts = (text for text in texts if text)
-    empty = True
-    for text in islice(texts, source.first or None):
-        empty = False
-        yield text
-    if empty:
+    texts = filter(None, _hub_documents(source) if is_hub(source) else _file_documents(source))
+    first = next(texts, None)
+    if first is None:
         raise ValueError(f"the source {source.path} has no documents with text")
+    yield from islice(chain([first], texts), source.first or None)
 
 
 def is_hub(source: Source) -> bool:

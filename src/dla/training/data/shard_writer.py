@@ -3,12 +3,12 @@
 import contextlib
 import hashlib
 import json
-import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
+from tqdm import tqdm  # type: ignore[import-untyped]
 
 from dla.files import PART, settle, write_whole
 from dla.fingerprint import vocabulary_fingerprint
@@ -111,13 +111,11 @@ class _Writer:
 
 
 def _write_shards(writer: _Writer, documents: Iterable[str], keep: Callable[[int], bool] | None) -> None:
-    from tqdm import tqdm  # type: ignore[import-untyped]
-
     index = writer.index
     done = index["shards"][-1]["read"] if index["shards"] else 0
     read = 0
     try:
-        with tqdm(desc="tokens", unit=" documents", dynamic_ncols=True, disable=not sys.stderr.isatty()) as bar:
+        with tqdm(desc="tokens", unit=" documents", dynamic_ncols=True, disable=None) as bar:
             for read, numbers, texts in _batches(documents, done, keep):
                 writer.add(numbers, texts)
                 bar.update(read - bar.n)

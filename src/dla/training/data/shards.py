@@ -96,11 +96,7 @@ class Shards:
         return np.concatenate([np.diff(e, prepend=0) for e in ends])
 
     def verify(self) -> None:
-        """Read all files and compare their sums with the index.
-
-        Raises:
-            ValueError: a file is not as it was written, and which.
-        """
+        """Read all files and compare their sums with the index; a ValueError says which is not as it was written."""
         verify(self.folder, self.index, self._index_sum)
 
     def _starts(self, start: int, stop: int) -> np.ndarray:

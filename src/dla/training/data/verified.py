@@ -10,12 +10,12 @@ import contextlib
 import hashlib
 import json
 import os
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from tqdm import tqdm  # type: ignore[import-untyped]
 
 from dla.files import read_json, write_whole
 from dla.training.data.shard_index import DTYPES, ENDS_DTYPE, INDEX, Index, ends_file, token_file
@@ -58,17 +58,10 @@ def ensure(folder: Path, index: Index, index_sum: str) -> None:
 
 
 def verify(folder: Path, index: Index, index_sum: str) -> None:
-    """Read all files of a folder, compare them with the index, and remember that they were good.
-
-    Raises:
-        ValueError: a file is not as it was written, and which.
-    """
-    from tqdm import tqdm  # type: ignore[import-untyped]
-
+    """Read all files of a folder, compare them with the index, and remember that they were good."""
     before = _stamp(folder, index, index_sum)
     total = sum(file.size for file in files_of(index))
-    quiet = not sys.stderr.isatty()
-    with tqdm(total=total, desc="verifying", unit="B", unit_scale=True, disable=quiet, delay=PATIENCE) as bar:
+    with tqdm(total=total, desc="verifying", unit="B", unit_scale=True, disable=None, delay=PATIENCE) as bar:
         for i, shard in enumerate(index["shards"]):
             _verify_tokens(folder / token_file(i), shard, index, bar)
             _verify_ends(folder / ends_file(i), shard)
