@@ -114,7 +114,10 @@ class Checkpoints:
             if self.world.main:
                 self._commit(step, partial, record)
         except (OSError, CheckpointException, RuntimeError) as error:
-            self._failed(step, error)
+            good = self.steps()
+            last = f"the last good one is that of step {good[-1]}" if good else "there is no earlier one"
+            self._error = f"the checkpoint of step {step} could not be written: {reason(error)}; {last}"
+            self._news.append(self._error)
             if self.world.main:
                 shutil.rmtree(partial, ignore_errors=True)
 
@@ -127,12 +130,6 @@ class Checkpoints:
         for old in self.steps()[: -self.keep]:
             shutil.rmtree(self.folder / name(old))
         self._news.append(f"checkpoint of step {step} saved")
-
-    def _failed(self, step: int, error: BaseException) -> None:
-        good = self.steps()
-        last = f"the last good one is that of step {good[-1]}" if good else "there is no earlier one"
-        self._error = f"the checkpoint of step {step} could not be written: {reason(error)}; {last}"
-        self._news.append(self._error)
 
     def steps(self) -> list[int]:
         """The steps of which there is a checkpoint, oldest first."""

@@ -4,7 +4,7 @@ Only DCP's own descriptions may be in it, and every entry must lie within the fi
 """
 
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import torch
 from torch.distributed.checkpoint.metadata import (
@@ -19,7 +19,7 @@ from torch.distributed.checkpoint.metadata import (
 from dla.report import shown
 from dla.training.pickle_data import Made, Named, parse
 from dla.training.record import Record, RefusedError, reason
-from dla.typed import BadValueError, Natural, convert
+from dla.typed import BadValueError, Limit, Natural, convert
 
 METADATA = ".metadata"
 OF_DCP = "torch.distributed.checkpoint."
@@ -32,6 +32,7 @@ KNOWN = {
     # where the checkpoint was written, which is not read; the module's name depends on the version of Python
     **dict.fromkeys(("pathlib", "pathlib._local"), ("PosixPath", "WindowsPath")),
 }
+Extent = Annotated[Natural, Limit("a size that a tensor can have", lambda x: x < 2**62)]
 
 
 class Place(NamedTuple):
@@ -163,8 +164,4 @@ def _size(where: str, value: object) -> torch.Size:
     arguments = value.arguments if isinstance(value, Made) and value.what == ("torch", "Size") else None
     if not isinstance(arguments, tuple) or len(arguments) != 1 or not isinstance(arguments[0], tuple):
         raise BadValueError(where, "a torch.Size", value)
-    for number in arguments[0]:
-        convert(where, number, Natural)
-        if number >= 2**62:
-            raise BadValueError(where, "a size that a tensor can have", number)
-    return torch.Size(arguments[0])
+    return torch.Size([convert(where, number, Extent) for number in arguments[0]])

@@ -114,15 +114,13 @@ def _write_shards(writer: _Writer, documents: Iterable[str], keep: Callable[[int
     index = writer.index
     done = index["shards"][-1]["read"] if index["shards"] else 0
     read = 0
-    try:
-        with tqdm(desc="tokens", unit=" documents", dynamic_ncols=True, disable=None) as bar:
-            for read, numbers, texts in _batches(documents, done, keep):
-                writer.add(numbers, texts)
-                bar.update(read - bar.n)
-                bar.set_postfix_str(f"{writer.tokens / 1e6:.1f}M tokens")
+    bar = tqdm(desc="tokens", unit=" documents", dynamic_ncols=True, disable=None)
+    with contextlib.closing(writer), bar:
+        for read, numbers, texts in _batches(documents, done, keep):
+            writer.add(numbers, texts)
+            bar.update(read - bar.n)
+            bar.set_postfix_str(f"{writer.tokens / 1e6:.1f}M tokens")
         writer.finish_shard(read)
-    finally:
-        writer.close()
     if read < done:
         raise ValueError(f"documents has {read} documents, but {done} were read when {writer.folder} was begun")
     if not index["shards"]:

@@ -64,9 +64,14 @@ class StreamFeed:
         streams = convert("position", position, StreamPosition)["streams"]
         if len(streams) != len(self.sources):
             raise BadValueError("position.streams", f"a list of {len(self.sources)}, one for each source", streams)
-        tokens = vocabulary_size(self.tokenizer)
+        size = vocabulary_size(self.tokenizer)
         for i, state in enumerate(streams):
-            _check_state(f"position.streams[{i}]", state, tokens)
+            where, tokens, starts = f"position.streams[{i}]", state["tokens"], state["starts"]
+            if tokens and max(tokens) >= size:
+                raise BadValueError(f"{where}.tokens", f"tokens below {size}, as the tokenizer has", max(tokens))
+            if starts and any(a >= b for a, b in pairwise([0, *starts, len(tokens)])):
+                accepted = f"rising numbers from 1 to below the {len(tokens)} tokens"
+                raise BadValueError(f"{where}.starts", accepted, starts)
 
     def batches(self, position: Position | None = None) -> Iterator[tuple[list[Micro], Position]]:
         """Endless: this rank's micro-batches of each step, and where the feed stands after them."""
@@ -83,15 +88,6 @@ class StreamFeed:
             rows = [streams[source].next_row() for source in turns.tolist()]
             step += 1
             yield shape.micros(rows[mine]), {"step": step, "streams": [stream.state() for stream in streams]}
-
-
-def _check_state(where: str, state: StreamState, vocab_size: int) -> None:
-    """Refuse what no stream gave as its state."""
-    tokens, starts = state["tokens"], state["starts"]
-    if tokens and max(tokens) >= vocab_size:
-        raise BadValueError(f"{where}.tokens", f"tokens below {vocab_size}, as the tokenizer has", max(tokens))
-    if starts and any(a >= b for a, b in pairwise([0, *starts, len(tokens)])):
-        raise BadValueError(f"{where}.starts", f"rising numbers from 1 to below the {len(tokens)} tokens", starts)
 
 
 class Stream:
