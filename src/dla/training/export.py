@@ -9,7 +9,7 @@ from transformers.utils.logging import disable_progress_bar
 from dla.models import DLAConfig, DLAForCausalLM
 from dla.report.found import Found
 from dla.training.checkpoint import load_weights
-from dla.training.data.corpus import find_tokenizer
+from dla.training.data.encoding import find_tokenizer
 from dla.training.recipe.read import model_config, read_recipe
 from dla.training.record import CorruptError, check, name, steps_in
 

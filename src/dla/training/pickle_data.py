@@ -28,9 +28,6 @@ class Named(NamedTuple):
     module: str
     name: str
 
-    def __str__(self) -> str:
-        return f"{self.module}.{self.name}"
-
 
 @dataclass(eq=False)  # told apart by identity: they may be keys, whatever they hold
 class Made:
@@ -41,7 +38,7 @@ class Made:
     state: Any = None
 
     def __repr__(self) -> str:
-        return f"<{self.what}>"
+        return f"<{'.'.join(self.what)}>"
 
 
 def parse(data: bytes, known: Callable[[Named], bool]) -> object:
@@ -86,7 +83,7 @@ class _Machine(pickle._Unpickler):
     def find_class(self, module: str, name: str) -> Named:
         named = Named(module, name)
         if not self.known(named):
-            raise ValueError(f"it names {named}, which is no part of such a file")
+            raise ValueError(f"it names {module}.{name}, which is no part of such a file")
         return named
 
     def make(self) -> None:

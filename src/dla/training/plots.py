@@ -48,7 +48,7 @@ def names(folders: Sequence[Path]) -> list[str]:
     parts = [folder.resolve().parts for folder in folders]
     found: list[str] = []
     for i, own in enumerate(parts):
-        others = [other for j, other in enumerate(parts) if j != i and other != own]
+        others = {*parts} - {own}
         n = next((n for n in range(1, len(own)) if all(other[-n:] != own[-n:] for other in others)), len(own))
         again = parts[:i].count(own)  # the same folder twice
         found.append("/".join(own[-n:]) + (f" ({again + 1})" if again else ""))

@@ -1,6 +1,5 @@
 """The record of a checkpoint, record.json: what it holds, and whether the files beside it are those it speaks of."""
 
-import base64
 import hashlib
 import re
 from pathlib import Path
@@ -14,14 +13,7 @@ from dla.typed import BadValueError, Limit, Natural, Sha256, convert
 
 RECORD = "record.json"
 Record = dict[str, Any]
-
-
-def is_base64(text: str) -> bool:
-    try:
-        base64.b64decode(text, validate=True)
-    except ValueError:
-        return False
-    return True
+BASE64 = re.compile("(?:[0-9A-Za-z+/]{4})*+(?:[0-9A-Za-z+/]{2}==|[0-9A-Za-z+/]{3}=)?")
 
 
 class Written(TypedDict):
@@ -37,7 +29,7 @@ class RecordFields(TypedDict):
     step: Natural
     position: StepPosition  # and what else the feed knows of it
     identity: dict[str, Any]
-    random: list[dict[str, Annotated[str, Limit("a random state in base64", is_base64)]]]  # by rank and device
+    random: list[dict[str, Annotated[str, Limit("a random state in base64", BASE64.fullmatch)]]]  # by rank and device
     files: dict[str, Written]
 
 

@@ -5,8 +5,8 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Sequence
-from contextlib import closing
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from types import FrameType
@@ -41,11 +41,7 @@ ONCE_ZERO = ("model.num_attention_heads", "model.num_key_value_heads")
 
 
 def run(recipe: str | Path, overrides: Sequence[str] = ()) -> Found | None:
-    """Train as a recipe file says, or go on with it. Of several ranks the main one speaks for all.
-
-    Returns:
-        None, or how it ended where that was not after the last step, with a checkpoint and by no SIGINT.
-    """
+    """Train as a recipe file says, or go on with it; the exit code where it did not end well. The main rank speaks."""
     try:
         made = Run(read_recipe(recipe, overrides))
     except (ValueError, OSError, ImportError):
@@ -149,7 +145,7 @@ class Run:
     def train(self) -> int:
         """To the last step, or until a signal; the exit code."""
         batches = reading(prefetched(self.feed.batches(self.position)))
-        with Signals() as asked, closing(self.monitor):
+        with signals() as heard, closing(self.monitor):
             stop = ""
             if _due(self.step, self.recipe.evaluation.every) and 0 < self.step < self.recipe.schedule.steps:
                 self._evaluate()  # unless a signal came before it
@@ -159,22 +155,21 @@ class Run:
                 waited = time.perf_counter() - began
                 error = self.checkpoints.news()
                 broken = error is not None and self.recipe.checkpoint.on_error == "stop"
-                outcome = self.trainer.step(self.step, micros, (asked.signal is not None, broken))
+                outcome = self.trainer.step(self.step, micros, (bool(heard), broken))
                 self.step, self.position = self.step + 1, position
                 self._tell(outcome, time.perf_counter() - began, waited)
                 stop = "a signal" if outcome.signals[0] else "a checkpoint that failed" if outcome.signals[1] else ""
                 if not stop:
                     self._between(micros)
             batches.close()
-            return self._stopped(stop, asked.signal) if stop else self._finished()
+            return self._stopped(stop, heard) if stop else self._finished()
 
     def _tell(self, outcome: Outcome, seconds: float, waited: float) -> None:
         record = {name: value for name, value in asdict(outcome).items() if name != "signals"}
         self.monitor.step({"step": self.step, **record, "seconds": seconds, "waited": waited})
         if outcome.skipped:
-            self.monitor.note(
-                f"step {self.step} skipped: loss {outcome.loss}, norm of the gradient {outcome.grad_norm}"
-            )
+            why = f"loss {outcome.loss}, norm of the gradient {outcome.grad_norm}"
+            self.monitor.note(f"step {self.step} skipped: {why}")
 
     def _between(self, micros: list[Micro]) -> None:
         """What is due after a step that is not the last."""
@@ -217,12 +212,12 @@ class Run:
         self.world.barrier()
         return self.step in self.checkpoints.steps()
 
-    def _stopped(self, why: str, heard: int | None) -> int:
+    def _stopped(self, why: str, heard: list[int]) -> int:
         saved = self._save_now()
         self.monitor.note(f"stopped by {why} after step {self.step}; the same command goes on from there")
         if not saved or why != "a signal":
             return 1
-        return INTERRUPTED if heard == signal.SIGINT else 0  # SIGTERM is how schedulers ask for the machine
+        return INTERRUPTED if heard == [signal.SIGINT] else 0  # SIGTERM is how schedulers ask for the machine
 
     def _finished(self) -> int:
         self._evaluate()
@@ -233,21 +228,21 @@ class Run:
         return 0 if saved else 1
 
 
-class Signals:
-    """Notes SIGTERM and SIGINT instead of dying of them; a second one is obeyed at once."""
+@contextmanager
+def signals() -> Iterator[list[int]]:
+    """SIGTERM or SIGINT, once one came, which the process does not die of; a second one is obeyed at once."""
+    heard: list[int] = []
 
-    def __enter__(self) -> "Signals":
-        self.signal: int | None = None
-        self._before = {number: signal.signal(number, self._hear) for number in (signal.SIGTERM, signal.SIGINT)}
-        return self
-
-    def _hear(self, number: int, frame: FrameType | None) -> None:
-        if self.signal is not None:
+    def hear(number: int, frame: FrameType | None) -> None:
+        if heard:
             raise KeyboardInterrupt
-        self.signal = number
+        heard.append(number)
 
-    def __exit__(self, *_: object) -> None:
-        for number, handler in self._before.items():
+    before = {number: signal.signal(number, hear) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield heard
+    finally:
+        for number, handler in before.items():
             signal.signal(number, handler)
 
 

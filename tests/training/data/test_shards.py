@@ -14,8 +14,9 @@ from dla.fingerprint import vocabulary_fingerprint
 from dla.text import ByteTokenizer
 from dla.training.data.build import check, run
 from dla.training.data.encoding import encode, find_tokenizer
+from dla.training.data.shard_index import is_shards
 from dla.training.data.shard_writer import build
-from dla.training.data.shards import Shards, is_shards
+from dla.training.data.shards import Shards
 from tests.shared_data import DATA
 
 TOKENIZERS = DATA / "tokenizers"

@@ -11,13 +11,12 @@ from dla.fingerprint import json_fingerprint, vocabulary_fingerprint
 from dla.training.data.documents import documents, is_hub, source_fingerprint
 from dla.training.data.encoding import find_tokenizer
 from dla.training.data.feed import Shape, ShardFeed
+from dla.training.data.shard_index import is_shards
 from dla.training.data.shard_writer import build
-from dla.training.data.shards import Shards, is_shards
+from dla.training.data.shards import Shards
 from dla.training.data.stream import StreamFeed
 from dla.training.recipe import Data, Source
 from dla.typed import convert
-
-__all__ = ["Corpus", "Feed", "open_corpus", "find_tokenizer"]
 
 Feed = ShardFeed | StreamFeed
 

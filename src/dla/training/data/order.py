@@ -100,8 +100,6 @@ class Draws:
 
     def lookup(self, start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
         """The sources at these places, and how often each had been drawn before: two of [stop - start] int64."""
-        if not 0 <= start <= stop:
-            raise ValueError(f"start, stop must be 0 <= start <= stop, got {start}, {stop}")
         if self.sources == 1:
             turns = np.arange(start, stop)
             return np.zeros_like(turns), turns

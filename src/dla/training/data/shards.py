@@ -12,10 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from dla.training.data.shard_index import DTYPES, ENDS_DTYPE, INDEX, ends_file, is_shards, read_index, token_file
+from dla.training.data.shard_index import DTYPES, ENDS_DTYPE, INDEX, ends_file, read_index, token_file
 from dla.training.data.verified import ensure, files_of, token_error, verify
-
-__all__ = ["Shards", "is_shards"]
 
 
 class Shards:
@@ -61,10 +59,7 @@ class Shards:
     @property
     def documents(self) -> int:
         """Documents that begin here."""
-        if self.tokens == self._offsets[-1]:
-            return int(self.index["documents"])
-        first = self.tokens > 0 and (self.start == 0 or bool(self._starts(self.start - 1, self.start + 1).size))
-        return len(self.document_starts(0, self.tokens)) + first
+        return len(self._starts(max(0, self.start - 1), self.stop)) + (self.start == 0 < self.stop)
 
     def part(self, start: int, stop: int) -> "Shards":
         """The tokens from ``start`` to ``stop`` by themselves."""

@@ -1,6 +1,7 @@
 """Sequences from datasets that are streamed: every rank reads all of them and keeps its own rows."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import islice, pairwise
 from typing import Any, TypedDict
 
@@ -56,8 +57,6 @@ class StreamFeed:
         self.shape = shape
         self.sources, self.tokenizer, self.open_source = list(sources), tokenizer, open_source
         self.draws = Draws(weights, seed)
-        if len(self.sources) != self.draws.sources:
-            raise ValueError(f"sources has {len(self.sources)} entries, weights {self.draws.sources}")
 
     def check(self, position: Position) -> None:
         """Refuse a position that is none of this feed's; whether a dataset takes its own is seen when it is read."""
@@ -127,10 +126,8 @@ class Stream:
         self._dataset = self.open_source(self.source)
         self._state = state
         if state is not None:
-            try:
+            with self._told("does not take the position of the checkpoint"):
                 self._dataset.load_state_dict(state)  # type: ignore[attr-defined]
-            except Exception as e:  # whatever a dataset may say to a state that is none of its own
-                raise ValueError(f"{self._unread()} does not take the position of the checkpoint: {_reason(e)}") from e
         self._rows = iter(self._dataset)
         if state is None:
             for _ in islice(self._rows, self.documents):
@@ -155,10 +152,8 @@ class Stream:
         texts: list[str] = []
         size = 0
         while len(texts) < BATCH_DOCUMENTS and size < BATCH_CHARACTERS:
-            try:
+            with self._told("cannot be read"):
                 row = next(self._rows, None)
-            except Exception as e:  # whatever the hub, the network or a file may say
-                raise ValueError(f"{self._unread()} cannot be read: {_reason(e)}") from e
             if row is None:
                 break
             text = text_of(row, self.source.field, f"row {self.documents} of {self.source.path}")
@@ -171,9 +166,10 @@ class Stream:
             self._state = self._dataset.state_dict()
         return texts
 
-    def _unread(self) -> str:
-        return f"the source {self.source.path}, after {self.documents} documents,"
-
-
-def _reason(error: Exception) -> str:
-    return f"{type(error).__name__}: {' '.join(str(error).split())}"
+    @contextmanager
+    def _told(self, what: str) -> Iterator[None]:
+        try:
+            yield
+        except Exception as e:  # whatever the hub, the network, a file or a dataset may say
+            where = f"the source {self.source.path}, after {self.documents} documents,"
+            raise ValueError(f"{where} {what}: {type(e).__name__}: {' '.join(str(e).split())}") from e
