@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from dla.training.data.corpus import open_corpus
-from dla.training.data.feed import Micro, evaluation_batches
+from dla.training.data.feed import Micro, Shape, evaluation_batches
 from dla.training.data.shards import Shards
 from dla.training.evaluate import summary, sums_of
 from dla.training.recipe import Recipe
@@ -187,8 +187,8 @@ def measure(recipe: Recipe) -> dict[str, Any]:
     if not corpus.validation:
         raise ValueError("there is no validation data; set data.validation or data.holdout")
     began = time.perf_counter()
-    sizes = {"sequences": recipe.evaluation.sequences, "micro": recipe.batch.micro or recipe.batch.sequences}
-    micros = list(evaluation_batches(corpus.validation, length=data.length, documents=data.documents, **sizes))
+    shape = Shape(data.length, data.documents, recipe.batch.sequences, recipe.batch.micro)
+    micros = list(evaluation_batches(corpus.validation, shape, recipe.evaluation.sequences))
     counted, held = training_keys(corpus.train, vocab_size, data.documents)
     models = [Trigram(vocab_size, counted, held, order) for order in (1, 2, 3)]
     unigram, bigram, trigram = (evaluate(model, micros) for model in models)

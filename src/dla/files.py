@@ -1,12 +1,15 @@
-"""Files of settings and records: what cannot be read is a ValueError of one line."""
+"""Files of settings and records: what cannot be read is a ValueError of one line, what is written is whole."""
 
 import json
+import os
 import re
 import tomllib
+import uuid
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
+PART = ".part"  # of the name of a file that is being written
 # the time and memory that tomllib takes for a key grow with the square of its parts
 DEEP = re.compile(r"""(?<![\w"'-])(?:[\w"'-]++[ \t]*+\.[ \t]*+){100}""", re.ASCII)
 
@@ -50,3 +53,31 @@ def read_object(path: Path, object_hook: Callable[[dict[str, Any]], Any] | None 
     if not isinstance(content, dict):
         raise ValueError(f"{path} must hold a JSON object, got {type(content).__name__}")
     return content
+
+
+def write_whole(path: Path, data: bytes) -> None:
+    """Put a file in its place, or in that of another, at once: a reader never finds a part of it."""
+    part = path.with_name(f"{path.name}.{uuid.uuid4().hex}{PART}")
+    try:
+        with part.open("wb") as file:
+            file.write(data)
+            settle(file, path)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def settle(file: IO[bytes], path: Path) -> None:
+    """Close a file, its bytes on the disk, and give it the name ``path``."""
+    file.flush()
+    os.fsync(file.fileno())
+    file.close()
+    Path(file.name).replace(path)
+
+
+def sync(folder: Path) -> None:
+    """Make names in a folder survive a power cut."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -102,7 +102,7 @@ def _make_runs(folder: Path) -> None:
     for i, text in enumerate(DOCUMENTS):
         (folder / "run" / "text" / f"{i}.txt").write_text(text)
     with contextlib.chdir(folder / "run"):
-        assert run(recipe) == 0
+        assert run(recipe) is None
 
 
 def _export(folder: Path) -> Path:
@@ -161,7 +161,7 @@ def _make_shards(folder: Path) -> None:
     for name, limit in {"one": 2**20, "several": 200}.items():
         shards = folder / name / "tokens"
         shards.mkdir(parents=True)
-        build(DOCUMENTS, shards, ByteTokenizer(), tokenizer_name="bytes", shard_tokens=limit, progress=False)
+        build(DOCUMENTS, shards, ByteTokenizer(), tokenizer_name="bytes", shard_tokens=limit)
 
 
 def _open_shards(folder: Path) -> Shards:
@@ -175,7 +175,7 @@ def _read_shards(shards: Shards) -> None:
     shards.document_starts(0, shards.tokens)
     half = shards.part(0, shards.tokens // 2)
     half.documents, half.read(0, half.tokens), shards.vocab_size, shards.tokenizer_name, shards.tokenizer_fingerprint
-    shards.verify(progress=False)
+    shards.verify()
     json.dumps(summary(shards))
 
 
@@ -254,7 +254,7 @@ def _make_logs(folder: Path) -> None:
 
 
 def _draw(folder: Path) -> None:
-    """As `dla train --plot` does."""
+    """As `dla train plot` does."""
     draw_curves([read_run(folder, "run")])
 
 

@@ -142,7 +142,8 @@ def _command(settings: Settings, samples: Path) -> list[str]:
 def _environment() -> dict[str, str]:
     threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "RAYON_NUM_THREADS"), "1")
     quiet = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "PYTHONDONTWRITEBYTECODE": "1"}
-    return {**os.environ, **threads, **quiet, "PYTHONPATH": str(ROOT), "MPLBACKEND": "agg"}
+    sources = os.pathsep.join(map(str, (ROOT, ROOT / "src")))  # those beside the tests, whatever is installed
+    return {**os.environ, **threads, **quiet, "PYTHONPATH": sources, "MPLBACKEND": "agg"}
 
 
 @contextlib.contextmanager

@@ -109,7 +109,7 @@ def assert_refused(run: Path, said: str, capsys: pytest.CaptureFixture[str]) -> 
     assert said in line and str(run / "checkpoints" / STEP) in line and "\n" not in line
     capsys.readouterr()
     for step in ([], ["--step", "2"]):
-        assert main(["train", "--export", str(run), *step]) == 2
+        assert main(["train", "export", str(run), *step]) == 2
         output = capsys.readouterr()
-        assert output.out == "" and output.err == f"dla train: {line}\n"
+        assert output.out == "" and output.err == f"dla train export: {line}\n"
     assert (run / "checkpoints" / STEP).is_dir() and not (run / "model").exists()

@@ -1,21 +1,23 @@
 import json
 import math
 import re
+from contextlib import closing
 
 import pytest
 import torch
 
 from dla.inspect.observe import observe
 from dla.models import DLAForCausalLM, preset
-from dla.training.monitor import Monitor, evaluation_text, read_lines
+from dla.training.data.feed import Micro
+from dla.training.monitor import Monitor, evaluation_text
 from dla.training.watch_memory import memory_of
 
 TIMED = {"tokens_per_second", "memory_bytes", "mfu"}
 
 
 def monitor(folder, *, start=0, steps=20, every=4, **options):
-    defaults = {"tensorboard": False, "tokens_per_step": 512, "flops_per_token": 1000.0, "peak_flops": 1e9}
-    return Monitor(folder, steps=steps, start=start, every=every, **{**defaults, **options})
+    defaults = {"tensorboard": False, "flops_per_token": 1000.0, "peak_flops": 1e9}
+    return closing(Monitor(folder, steps=steps, start=start, every=every, **{**defaults, **options}))
 
 
 def record(step, loss=None, **other):
@@ -105,7 +107,7 @@ def test_lines_where_there_is_no_terminal(tmp_path, capsys, monkeypatch):
             told.step(record(step, loss=float(step), waited=0.1))
         told.note("a checkpoint")
         told.evaluation({"step": 12, "validation_loss": 2.0, "perplexity": 7.389, "by_position": {"0-63": 3.25}})
-    told = capsys.readouterr().err.splitlines()[1:]
+    told = capsys.readouterr().err.splitlines()
     # The second step took 4 s on the wall, and of the first only its own 0.25 s are known: 4988 times their mean.
     assert told[0].startswith("step   12/5000  loss 11.5000  lr 3.33e-04  2.05k tokens/s  2:56:40 left  ")
     assert "MFU 50.0%" in told[0]
@@ -171,11 +173,6 @@ def test_missing_tensorboard_is_said_in_a_line(tmp_path, monkeypatch):
 # What the memories do.
 
 
-class Micro:
-    def __init__(self, ids, positions=None):
-        self.ids, self.positions = ids, positions
-
-
 @pytest.fixture(scope="module")
 def hybrid():
     """A single state, then twice the dynamic memory."""
@@ -213,7 +210,7 @@ def test_memory_figures_are_those_of_segment(hybrid, packed):
     hybrid.train()
     modes = []
     hook = hybrid.model.layers[1].register_forward_pre_hook(lambda layer, _: modes.append(layer.training))
-    got = memory_of(hybrid, Micro(ids, positions))
+    got = memory_of(hybrid, Micro(ids, ids, positions))
     hook.remove()
     assert modes == [False]  # one pass, with the hard gate
     assert all(module.training for module in hybrid.modules())
@@ -233,21 +230,20 @@ def test_memory_figures_are_those_of_segment(hybrid, packed):
 
 def test_memory_of_keeps_an_evaluated_model_as_it_is_and_leaves_no_gradient(hybrid):
     hybrid.eval()
-    memory_of(hybrid, Micro(torch.zeros(1, 8, dtype=torch.long)))
+    memory_of(hybrid, Micro(*torch.zeros(2, 1, 8, dtype=torch.long)))
     assert not hybrid.training
     assert all(weight.grad is None for weight in hybrid.parameters())
 
 
 def test_no_dynamic_layers_no_figures():
     model = DLAForCausalLM(preset("gdn-tiny", memory="single"))
-    assert memory_of(model, Micro(torch.zeros(1, 8, dtype=torch.long))) == []
+    assert memory_of(model, Micro(*torch.zeros(2, 1, 8, dtype=torch.long))) == []
 
 
 def test_an_impossible_mfu_is_not_told(tmp_path):
     """A peak that was timed on a busy CPU can be too low."""
     for peak, told in ((1e4, False), (1e9, True)):
-        watched = monitor(tmp_path, every=1, peak_flops=peak)
-        watched.step(record(1))
-        watched.close()
-        (line,) = read_lines(tmp_path / "log.jsonl")
+        with monitor(tmp_path, every=1, peak_flops=peak) as watched:
+            watched.step(record(1))
+        (line,) = lines(tmp_path)
         assert ("mfu" in line) == told

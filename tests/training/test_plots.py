@@ -9,6 +9,7 @@ pytest.importorskip("matplotlib")
 
 from matplotlib.figure import Figure
 
+from dla.cli import main
 from dla.report.plots import LONGEST
 from dla.training.plots import names, read_run, run, series, smoothed
 
@@ -55,7 +56,7 @@ def has_line(ax, x, y):
 
 def test_one_run_of_single_states(tmp_path, drawn, capsys):
     folder = write_log(tmp_path / "plain")
-    assert run([folder], None) == 0
+    assert main(["train", "plot", str(folder)]) == 0
     assert capsys.readouterr().out.strip() == str(folder / "curves.png")
     assert (folder / "curves.png").read_bytes().startswith(b"\x89PNG")
     found = panels(drawn[0])
@@ -75,7 +76,7 @@ def test_three_runs_of_which_one_is_dynamic(tmp_path, drawn):
         write_log(tmp_path / "b", level=2.5),
         write_log(tmp_path / "c", level=3.0, steps=30),
     ]
-    assert run(folders, tmp_path / "out") == 0
+    run(folders, tmp_path / "out")
     assert (tmp_path / "out" / "curves.png").is_file()
     assert not (tmp_path / "a" / "curves.png").exists()
     found = panels(drawn[0])
@@ -93,7 +94,7 @@ def test_three_runs_of_which_one_is_dynamic(tmp_path, drawn):
 
 def test_no_text_lies_over_another(tmp_path, drawn):
     folders = [write_log(tmp_path / f"a run with quite a name {i}", level=2 + i / 1000, dynamic=True) for i in range(4)]
-    assert run(folders, tmp_path / "all.png") == 0
+    run(folders, tmp_path / "all.png")
     figure = drawn[0]
     renderer = figure.canvas.get_renderer()
     texts = [*figure.texts]
@@ -112,7 +113,7 @@ def test_no_text_lies_over_another(tmp_path, drawn):
 @pytest.mark.parametrize("steps", [1, 2, 3])
 def test_the_first_steps_of_a_run(tmp_path, steps):
     folder = write_log(tmp_path / "young", steps=steps, evaluations=False)
-    assert run([folder], None) == 0
+    run([folder])
     assert (folder / "curves.png").is_file()
 
 
@@ -123,7 +124,7 @@ def test_validation_losses_lie_inside_the_axes(tmp_path, drawn):
             file.write(
                 json.dumps({"kind": "evaluation", "step": step, "validation_loss": loss, "by_position": {}}) + "\n"
             )
-    assert run([folder], None) == 0
+    run([folder])
     low, high = panels(drawn[0])["Loss"].get_ylim()
     assert low < 0.1 < 30 < high
 
@@ -133,7 +134,7 @@ def test_losses_that_are_not_finite_leave_the_rest(tmp_path, drawn):
     with (folder / "log.jsonl").open("a") as file:
         for step, loss in ((4, "NaN"), (5, "Infinity"), (6, "1.5")):
             file.write(f'{{"kind": "step", "step": {step}, "loss": {loss}, "lr": 0.1, "grad_norm": {loss}}}\n')
-    assert run([folder], None) == 0
+    run([folder])
     assert has_line(panels(drawn[0])["Loss"], [1, 2, 3, 6], [7, 4.5, 2 + 5 / 3, 1.5])
 
 
@@ -158,10 +159,10 @@ def test_logs_that_cannot_be_drawn(tmp_path, capsys):
         ("bare", "no step yet"),
         ("broken", "line 2"),
     ):
-        assert run([good, tmp_path / folder], None) == 2
+        assert main(["train", "plot", str(good), str(tmp_path / folder)]) == 2
         output = capsys.readouterr()
         assert output.out == ""
-        assert output.err.startswith("dla train: ")
+        assert output.err.startswith("dla train plot: ")
         assert output.err.count("\n") == 1
         assert folder in output.err
         assert said in output.err
@@ -170,7 +171,7 @@ def test_logs_that_cannot_be_drawn(tmp_path, capsys):
 
 def test_without_matplotlib(tmp_path, capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    assert run([write_log(tmp_path / "run")], None) == 2
+    assert main(["train", "plot", str(write_log(tmp_path / "run"))]) == 2
     assert "pip install" in capsys.readouterr().err
 
 
@@ -226,9 +227,9 @@ def test_records_of_another_kind(tmp_path, record, said, capsys):
     folder = write_log(tmp_path / "run", steps=5)
     text = (folder / "log.jsonl").read_text()
     (folder / "log.jsonl").write_text(f"\n{json.dumps(record)}\n{text}")  # blank lines are counted
-    assert run([folder], None) == 2
+    assert main(["train", "plot", str(folder)]) == 2
     error = capsys.readouterr().err
-    assert error.startswith(f"dla train: {folder}/log.jsonl, line 2: not a record of a run: {said}")
+    assert error.startswith(f"dla train plot: {folder}/log.jsonl, line 2: not a record of a run: {said}")
     assert error.count("\n") == 1
     assert len(error) < 500
 
@@ -238,10 +239,10 @@ def test_lines_that_are_damaged(tmp_path, line, capsys):
     folder = write_log(tmp_path / "run", steps=5)
     text = (folder / "log.jsonl").read_text()
     (folder / "log.jsonl").write_text(f"{line}\n{text}")
-    assert run([folder], None) == 2
+    assert main(["train", "plot", str(folder)]) == 2
     assert capsys.readouterr().err.endswith("log.jsonl, line 1: not a record of a run: it is damaged\n")
     (folder / "log.jsonl").write_text(f"{text}{line}")
-    assert run([folder], None) == 0
+    run([folder])
 
 
 @pytest.mark.filterwarnings("error")
@@ -261,4 +262,4 @@ def test_numbers_that_no_axis_can_hold(tmp_path, value):
         ]
     for count in (3, 12):
         (folder / "log.jsonl").write_text("\n".join(lines[:count]) + "\n")
-        assert run([folder], None) == 0
+        run([folder])

@@ -71,8 +71,8 @@ def test_records_of_another_kind(
     with pytest.raises(CorruptError) as corrupt:
         check(checkpoint)
     assert f"{checkpoint} is not a whole checkpoint: record.json: {said}" in str(corrupt.value)
-    assert main(["train", "--export", str(run), "--step", "2"]) == 2
-    assert capsys.readouterr().err == f"dla train: {corrupt.value}\n"
+    assert main(["train", "export", str(run), "--step", "2"]) == 2
+    assert capsys.readouterr().err == f"dla train export: {corrupt.value}\n"
 
 
 def test_records_that_are_no_json(run: Path) -> None:
@@ -95,6 +95,6 @@ def test_folders_with_other_names_are_left_alone(run: Path, capsys: pytest.Captu
         (run / "checkpoints" / name).mkdir()
     (run / "checkpoints" / "step-00000009").touch()
     assert Checkpoints(run / "checkpoints", World(), keep=2).steps() == [2]
-    assert main(["train", "--export", str(run), "--step", "5"]) == 2
+    assert main(["train", "export", str(run), "--step", "5"]) == 2
     assert "there are those of 2\n" in capsys.readouterr().err
-    assert main(["train", "--export", str(run)]) == 0
+    assert main(["train", "export", str(run)]) == 0

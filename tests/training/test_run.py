@@ -321,7 +321,7 @@ def test_a_run_that_diverges(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert [record["skipped"] for record in log(run, "step")] == [False, True, True, True]
     said = capsys.readouterr().err.splitlines()
     assert [line.split(":")[0] for line in said if "skipped" in line] == [f"step {s} skipped" for s in (2, 3, 4)]
-    complaint = [line for line in said if line.startswith("dla train: ")]
+    complaint = [line for line in said if line.startswith("stopped: ")]
     assert len(complaint) == 1 and said[-1] == complaint[0]
     assert "step 5: the loss is" in complaint[0] and "4 steps in a row were not finite" in complaint[0]
     assert complaint[0].endswith("the last checkpoint is that of step 4") and saved_steps(run) == [4]
@@ -370,9 +370,10 @@ def test_tokens_built_before_give_the_same_losses(
     held = write_corpus(tmp_path / "held", files=2, seed=1)
     recipe = write_settings(tmp_path, "single", data={"validation": str(held), "documents": documents})
     built = tmp_path / "built"
-    assert main(["data", "build", str(tmp_path / "text"), str(built), "--shard-tokens", "10000", "--json"]) == 0
-    assert main(["data", "check", str(built), "--json"]) == 0
-    reports = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    reports = []
+    for words in (["build", str(tmp_path / "text"), str(built), "--shard-tokens", "10000"], ["check", str(built)]):
+        assert main(["data", *words, "--json"]) == 0
+        reports.append(json.loads(capsys.readouterr().out))
     assert reports[0] == reports[1]
     assert reports[0]["documents"] == 12 and len(reports[0]["shards"]) > 1
     assert reports[0]["tokens"] == sum(f.stat().st_size + 1 for f in (tmp_path / "text").iterdir())
@@ -386,7 +387,7 @@ def test_tokens_built_before_give_the_same_losses(
     content[100] ^= 1
     tokens.write_bytes(content)
     assert main(["data", "check", str(built)]) == 2
-    assert "dla data: " in capsys.readouterr().err
+    assert "dla data check: " in capsys.readouterr().err
 
 
 # What else the command does.
@@ -398,8 +399,8 @@ def test_export_of_a_step(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     recipe, run = write_settings(tmp_path, "dynamic", **more), tmp_path / "run"
     trained(recipe, run)
     assert not (run / "model").exists()
-    assert main(["train", "--export", str(run), "--step", "8", "--out", str(tmp_path / "eight")]) == 0
-    assert main(["train", "--export", str(run)]) == 0
+    assert main(["train", "export", str(run), "--step", "8", "--out", str(tmp_path / "eight")]) == 0
+    assert main(["train", "export", str(run)]) == 0
     assert capsys.readouterr().out.split() == [str(tmp_path / "eight"), str(run / "model")]
     evaluated = {record["step"]: record["validation_loss"] for record in log(run, "evaluation")}
     for step, model in ((8, tmp_path / "eight"), (12, run / "model")):
@@ -407,10 +408,12 @@ def test_export_of_a_step(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     assert abs(evaluated[8] - evaluated[12]) > 1e-3
 
     (run / "checkpoints" / "step-00000099.partial").mkdir()  # as of a run that is going on
-    assert main(["train", "--export", str(run), "--step", "7"]) == 2
+    assert main(["train", "export", str(run), "--step", "7"]) == 2
     said = capsys.readouterr().err.splitlines()[-1]
-    assert said.startswith("dla train: ") and said.endswith("no checkpoint of step 7; there are those of 4, 8, 12")
-    assert main(["train", "--export", str(tmp_path / "text")]) == 2
+    assert said.startswith("dla train export: ") and said.endswith(
+        "no checkpoint of step 7; there are those of 4, 8, 12"
+    )
+    assert main(["train", "export", str(tmp_path / "text")]) == 2
     assert "is not the folder of a run" in capsys.readouterr().err
 
 
@@ -436,8 +439,8 @@ def test_plot(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     recipe = write_settings(tmp_path, "dynamic", log={"memory_every": 4})
     trained(recipe, tmp_path / "a")
     trained(recipe, tmp_path / "b", "--seed", 1)
-    assert main(["train", "--plot", str(tmp_path / "a"), str(tmp_path / "b"), "--out", str(tmp_path / "x.png")]) == 0
-    assert main(["train", "--plot", str(tmp_path / "a")]) == 0
+    assert main(["train", "plot", str(tmp_path / "a"), str(tmp_path / "b"), "--out", str(tmp_path / "x.png")]) == 0
+    assert main(["train", "plot", str(tmp_path / "a")]) == 0
     assert capsys.readouterr().out.split() == [str(tmp_path / "x.png"), str(tmp_path / "a" / "curves.png")]
     pictures = [(tmp_path / name).read_bytes() for name in ("x.png", "a/curves.png")]
     assert all(picture.startswith(b"\x89PNG") for picture in pictures) and pictures[0] != pictures[1]
@@ -587,7 +590,7 @@ def test_a_saved_model_that_is_damaged(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     model = tmp_path / "model"
-    assert main(["train", "--export", str(trained_before / "run"), "--out", str(model)]) == 0
+    assert main(["train", "export", str(trained_before / "run"), "--out", str(model)]) == 0
     (model / file).write_bytes(change((model / file).read_bytes()))
     write_corpus(tmp_path / "text")
     (tmp_path / "r.toml").write_text(f"[data]\nlength = 64\ntrain = '{tmp_path}/text'\ncache = '{tmp_path}/cache'\n")

@@ -72,7 +72,7 @@ def test_checkpoints_of_earlier_versions_are_exported(tmp_path: Path, name: str)
     from dla.models import DLAForCausalLM
 
     run = saved_run(tmp_path, name)
-    assert main(["train", "--export", str(run)]) == 0
+    assert main(["train", "export", str(run)]) == 0
     other = trainer_of(run).model
     load_weights(run / "checkpoints" / STEP, other)
     model = DLAForCausalLM.from_pretrained(run / "model")
@@ -183,7 +183,7 @@ def test_options_that_would_run(run: Path) -> None:
     replace_entry(run / "checkpoints" / STEP, OPTION, Call(os.system, f"touch {mark}"))
     with pytest.raises(RefusedError, match=f"the entry '{OPTION}' holds no plain value or tensor"):
         resume(run)
-    assert main(["train", "--export", str(run)]) == 0  # which has no use for options
+    assert main(["train", "export", str(run)]) == 0  # which has no use for options
     assert not mark.exists()
 
 

@@ -3,6 +3,7 @@
 import tempfile
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -14,12 +15,12 @@ from dla.bench.timing import interleaved, medians, ratio
 from dla.models import DLAForCausalLM
 from dla.report import table
 from dla.report.found import Found
-from dla.training.data.feed import DOCUMENTS, Micro, ShardFeed
+from dla.training.data.corpus import Feed
+from dla.training.data.feed import DOCUMENTS, Micro
 from dla.training.distributed import leave
 from dla.training.optimizer import make_optimizer
 from dla.training.recipe import Batch, Checkpoint, Data, Gate, Recipe, Schedule, Source, Validation
-from dla.training.recipe.check import check
-from dla.training.recipe.read import model_config
+from dla.training.recipe.configure import check, model_config
 from dla.training.run import Run
 from dla.training.trainer import inputs
 from dla.typed import Count, convert
@@ -133,25 +134,16 @@ class BareLoop:
 
 def _loaders(made: Run) -> dict[str, float]:
     """Tokens per second of the loader alone, in either way of treating documents."""
-    assert made.corpus.train is not None
-    batch, length = made.recipe.batch, made.recipe.data.length
-    count = max(1, LOADED // (batch.sequences * length))
+    of_step = made.shape.sequences * made.shape.length
+    count = max(1, LOADED // of_step)
     calls = {}
     for documents in DOCUMENTS:
-        feed = ShardFeed(
-            made.corpus.train,
-            made.corpus.weights,
-            length=length,
-            documents=documents,
-            sequences=batch.sequences,
-            micro=batch.micro,
-            seed=made.recipe.seed,
-        )
+        feed = made.corpus.feed(replace(made.shape, documents=documents), made.recipe.seed)
         calls[f"loader, {documents}"] = partial(_load, feed, count)
-    tokens = count * batch.sequences * length
+    tokens = count * of_step
     return {name: tokens / s for name, s in medians(interleaved(calls, 3)).items()}
 
 
-def _load(feed: ShardFeed, count: int) -> None:
+def _load(feed: Feed, count: int) -> None:
     for _ in islice(feed.batches(), count):
         pass

@@ -7,7 +7,6 @@ file. It is written as step-00000500.partial and gets its name when all is on di
 
 import base64
 import json
-import os
 import shutil
 import warnings
 from collections.abc import Callable
@@ -21,12 +20,14 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
 
+from dla.files import sync, write_whole
 from dla.models import DLAForCausalLM
 from dla.training.checkpoint_metadata import read_metadata
 from dla.training.distributed import World
 from dla.training.record import (
     RECORD,
     CorruptError,
+    Record,
     RefusedError,
     check,
     file_sha256,
@@ -49,9 +50,7 @@ warnings.filterwarnings("ignore", message="torch.distributed is disabled")
 class Checkpoints:
     """The checkpoints of a run. ``note`` is told what people should know, on the main rank."""
 
-    def __init__(
-        self, folder: Path, world: World, *, keep: int, note: Callable[[str], None] = lambda text: None
-    ) -> None:
+    def __init__(self, folder: Path, world: World, keep: int, note: Callable[[str], None] = lambda _: None) -> None:
         self.folder, self.world, self.keep, self.note = folder, world, keep, note
         self._running: Thread | None = None
         self._error: str | None = None
@@ -115,31 +114,28 @@ class Checkpoints:
             if self.world.main:
                 self._commit(step, partial, record)
         except (OSError, CheckpointException, RuntimeError) as error:
-            self._failed(step, error)
+            good = self.steps()
+            last = f"the last good one is that of step {good[-1]}" if good else "there is no earlier one"
+            self._error = f"the checkpoint of step {step} could not be written: {reason(error)}; {last}"
+            self._news.append(self._error)
             if self.world.main:
                 shutil.rmtree(partial, ignore_errors=True)
 
     def _commit(self, step: int, partial: Path, record: dict[str, Any]) -> None:
         files = {f.name: {"bytes": f.stat().st_size, "sha256": file_sha256(f)} for f in sorted(partial.iterdir())}
-        _write(partial / RECORD, json.dumps({**record, "files": files}))
-        final = self.folder / name(step)
-        partial.rename(final)
-        _sync(self.folder)
+        write_whole(partial / RECORD, json.dumps({**record, "files": files}).encode())
+        sync(partial)
+        partial.rename(self.folder / name(step))
+        sync(self.folder)
         for old in self.steps()[: -self.keep]:
             shutil.rmtree(self.folder / name(old))
         self._news.append(f"checkpoint of step {step} saved")
-
-    def _failed(self, step: int, error: BaseException) -> None:
-        good = self.steps()
-        last = f"the last good one is that of step {good[-1]}" if good else "there is no earlier one"
-        self._error = f"the checkpoint of step {step} could not be written: {reason(error)}; {last}"
-        self._news.append(self._error)
 
     def steps(self) -> list[int]:
         """The steps of which there is a checkpoint, oldest first."""
         return steps_in(self.folder)
 
-    def newest(self) -> dict[str, Any] | None:
+    def newest(self) -> Record | None:
         """The record of the newest checkpoint that is whole. Every rank gets the same.
 
         Those that are not are reported and renamed, so that they neither count nor stand in the way.
@@ -147,20 +143,18 @@ class Checkpoints:
         Raises:
             RefusedError: its files are as its record says, but no run wrote them; it stays where it is.
         """
-        found: list[Any] = [None]
+        found: Record | RefusedError | None = None
         if self.world.main:
             try:
-                found[0] = self._newest()
+                found = self._newest()
             except RefusedError as error:  # for all ranks
-                found[0] = error
-        if self.world.size > 1:
-            torch.distributed.broadcast_object_list(found)
-        if isinstance(found[0], RefusedError):
-            raise found[0]
-        record: dict[str, Any] | None = found[0]
-        return record
+                found = error
+        found = self.world.gather(found)[0]
+        if isinstance(found, RefusedError):
+            raise found
+        return found
 
-    def _newest(self) -> dict[str, Any] | None:
+    def _newest(self) -> Record | None:
         for step in reversed(self.steps()):
             folder = self.folder / name(step)
             try:
@@ -176,11 +170,7 @@ class Checkpoints:
         return None
 
     def load(self, record: dict[str, Any], model: DLAForCausalLM, optimizer: torch.optim.Optimizer) -> None:
-        """Weights, optimizer and random state of a checkpoint, on however many ranks.
-
-        Raises:
-            RefusedError: it does not have them, or holds something else.
-        """
+        """Weights, optimizer and random state of a checkpoint, on however many ranks; RefusedError without them."""
         state = _state(model, optimizer)
         folder = self.folder / name(record["step"])
         load(folder, record, state, self.world.saving, self.world.size == 1)
@@ -196,11 +186,7 @@ class Checkpoints:
 
 
 def load_weights(folder: Path, model: DLAForCausalLM) -> None:
-    """The weights alone of a checkpoint, into a model on one process.
-
-    Raises:
-        RefusedError: it does not have them, or holds something else.
-    """
+    """The weights alone of a checkpoint, into a model on one process; RefusedError where it has none that fit."""
     state = {"model": model.state_dict()}
     load(folder, read_record(folder), state, None, alone=True)
     model.load_state_dict(state["model"])
@@ -225,20 +211,3 @@ def _set_random_state(states: dict[str, str]) -> None:
             torch.set_rng_state(state)
         elif torch.cuda.is_available():
             torch.cuda.set_rng_state(state)
-
-
-def _write(path: Path, text: str) -> None:
-    with path.open("w") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    _sync(path.parent)
-
-
-def _sync(folder: Path) -> None:
-    """Make names in a folder survive a power cut."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

@@ -4,13 +4,14 @@ Only DCP's own descriptions may be in it, and every entry must lie within the fi
 """
 
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import torch
 from torch.distributed.checkpoint.metadata import (
     BytesStorageMetadata,
     ChunkStorageMetadata,
     Metadata,
+    MetadataIndex,
     TensorProperties,
     TensorStorageMetadata,
 )
@@ -18,7 +19,7 @@ from torch.distributed.checkpoint.metadata import (
 from dla.report import shown
 from dla.training.pickle_data import Made, Named, parse
 from dla.training.record import Record, RefusedError, reason
-from dla.typed import BadValueError, Natural, convert
+from dla.typed import BadValueError, Limit, Natural, convert
 
 METADATA = ".metadata"
 OF_DCP = "torch.distributed.checkpoint."
@@ -31,22 +32,19 @@ KNOWN = {
     # where the checkpoint was written, which is not read; the module's name depends on the version of Python
     **dict.fromkeys(("pathlib", "pathlib._local"), ("PosixPath", "WindowsPath")),
 }
+Extent = Annotated[Natural, Limit("a size that a tensor can have", lambda x: x < 2**62)]
 
 
 class Place(NamedTuple):
-    """Where an entry lies."""
+    """Where an entry, or a piece of a tensor, lies."""
 
     file: str
     offset: int
     length: int
 
 
-Key = tuple[str, tuple[int, ...] | None]  # an entry's name and, of a tensor, where its piece begins
-Places = dict[Key, Place]
-
-
-def read_metadata(folder: Path, record: Record) -> tuple[Metadata, Places]:
-    """What a checkpoint holds, as DCP knows it, and where in the files of its record the entries lie.
+def read_metadata(folder: Path, record: Record) -> Metadata:
+    """What a checkpoint holds, as DCP knows it; ``storage_data`` has the ``Place`` of every entry or piece.
 
     Raises:
         RefusedError: ``.metadata`` is not what DCP writes for a run.
@@ -55,8 +53,7 @@ def read_metadata(folder: Path, record: Record) -> tuple[Metadata, Places]:
     try:
         if METADATA not in files:
             raise ValueError("it is not among the files of the record")
-        content = parse((folder / METADATA).read_bytes(), _is_known)
-        return _metadata(content, files)
+        return _metadata(parse((folder / METADATA).read_bytes(), _is_known), files)
     except (ValueError, OSError) as error:
         raise RefusedError(f"{folder} is refused: {METADATA}: {reason(error)}") from error
 
@@ -66,23 +63,25 @@ def _is_known(named: Named) -> bool:
     return dtype or named.name in KNOWN.get(named.module, ())
 
 
-def _metadata(content: object, files: dict[str, int]) -> tuple[Metadata, Places]:
+def _metadata(content: object, files: dict[str, int]) -> Metadata:
     top = _state("it", content, "Metadata", "state_dict_metadata", "storage_data")
-    places = _places(top["storage_data"], files)
+    places: dict[MetadataIndex, Place] = {}
+    for key, info in _dict("storage_data", top["storage_data"]).items():
+        index = _state("a key of storage_data", key, "MetadataIndex", "fqn")
+        name = convert("fqn of a key of storage_data", index["fqn"], str)
+        where, begin = f"storage_data of {shown(name)}", index.get("offset")
+        piece = None if begin is None else _size(f"the piece of {where}", begin)
+        places[MetadataIndex(name, piece)] = _place(where, info, files)
     entries: dict[str, TensorStorageMetadata | BytesStorageMetadata] = {}
     for name, entry in _dict("state_dict_metadata", top["state_dict_metadata"]).items():
         where = f"the entry {shown(name)}"
         entries[convert("the name of an entry", name, str)] = found = _entry(where, entry)
-        if any((name, piece) not in places for piece in _pieces(found)):
+        pieces: list[torch.Size | None] = [None]
+        if isinstance(found, TensorStorageMetadata):
+            pieces = [chunk.offsets for chunk in found.chunks if chunk.sizes.numel()]
+        if any(MetadataIndex(name, piece) not in places for piece in pieces):
             raise ValueError(f"{where} has no place in storage_data")
-    return Metadata(entries, storage_data=places), places
-
-
-def _pieces(entry: TensorStorageMetadata | BytesStorageMetadata) -> list[tuple[int, ...] | None]:
-    """Where the pieces of an entry begin that there is something to read of."""
-    if isinstance(entry, BytesStorageMetadata):
-        return [None]
-    return [tuple(chunk.offsets) for chunk in entry.chunks if chunk.sizes.numel()]
+    return Metadata(entries, storage_data=places)
 
 
 def _entry(where: str, value: object) -> TensorStorageMetadata | BytesStorageMetadata:
@@ -92,14 +91,13 @@ def _entry(where: str, value: object) -> TensorStorageMetadata | BytesStorageMet
     size = _size(f"size of {where}", state["size"])
     if not isinstance(state["chunks"], list):
         raise BadValueError(f"chunks of {where}", "a list", state["chunks"])
-    chunks = [_chunk(f"chunks[{i}] of {where}", chunk) for i, chunk in enumerate(state["chunks"])]
+    chunks = []
+    for i, chunk in enumerate(state["chunks"]):
+        part = _state(f"chunks[{i}] of {where}", chunk, "ChunkStorageMetadata", "offsets", "sizes")
+        sizes = [_size(f"{name} of chunks[{i}] of {where}", part[name]) for name in ("offsets", "sizes")]
+        chunks.append(ChunkStorageMetadata(*sizes))
     _check_chunks(where, size, chunks)
     return TensorStorageMetadata(TensorProperties(dtype=_dtype(where, state["properties"])), size, chunks)
-
-
-def _chunk(where: str, value: object) -> ChunkStorageMetadata:
-    state = _state(where, value, "ChunkStorageMetadata", "offsets", "sizes")
-    return ChunkStorageMetadata(*(_size(f"{name} of {where}", state[name]) for name in ("offsets", "sizes")))
 
 
 def _check_chunks(where: str, size: torch.Size, chunks: list[ChunkStorageMetadata]) -> None:
@@ -129,18 +127,6 @@ def _dtype(where: str, value: object) -> torch.dtype:
     if not isinstance(found, torch.dtype):
         raise BadValueError(f"properties of {where}", "those of a tensor, its dtype the first of them", value)
     return found
-
-
-def _places(value: object, files: dict[str, int]) -> Places:
-    places: Places = {}
-    for key, info in _dict("storage_data", value).items():
-        index = _state("a key of storage_data", key, "MetadataIndex", "fqn")
-        name = convert("fqn of a key of storage_data", index["fqn"], str)
-        where = f"storage_data of {shown(name)}"
-        offset = index.get("offset")
-        piece = None if offset is None else tuple(_size(f"the piece of {where}", offset))
-        places[name, piece] = _place(where, info, files)
-    return places
 
 
 def _place(where: str, value: object, files: dict[str, int]) -> Place:
@@ -178,8 +164,4 @@ def _size(where: str, value: object) -> torch.Size:
     arguments = value.arguments if isinstance(value, Made) and value.what == ("torch", "Size") else None
     if not isinstance(arguments, tuple) or len(arguments) != 1 or not isinstance(arguments[0], tuple):
         raise BadValueError(where, "a torch.Size", value)
-    for number in arguments[0]:
-        convert(where, number, Natural)
-        if number >= 2**62:
-            raise BadValueError(where, "a size that a tensor can have", number)
-    return torch.Size(arguments[0])
+    return torch.Size([convert(where, number, Extent) for number in arguments[0]])

@@ -86,10 +86,8 @@ def join(compute: Compute) -> World:
         return World(device=device)
     if not dist.is_initialized():
         dist.init_process_group("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo", timeout=PATIENCE)
-    shape, names = (
-        ((shard,), ("shard",)) if compute.replicate == 1 else ((compute.replicate, shard), ("replicate", "shard"))
-    )
-    mesh = init_device_mesh(device.type, shape, mesh_dim_names=names)
+    shape = (shard,) if compute.replicate == 1 else (compute.replicate, shard)
+    mesh = init_device_mesh(device.type, shape, mesh_dim_names=("replicate", "shard")[-len(shape) :])
     return World(dist.get_rank(), size, device, mesh, dist.new_group(backend="gloo", timeout=PATIENCE))
 
 

@@ -7,8 +7,9 @@ import torch
 from transformers.utils.logging import disable_progress_bar
 
 from dla.models import DLAConfig, DLAForCausalLM
+from dla.report.found import Found
 from dla.training.checkpoint import load_weights
-from dla.training.data.corpus import find_tokenizer
+from dla.training.data.encoding import find_tokenizer
 from dla.training.recipe.read import model_config, read_recipe
 from dla.training.record import CorruptError, check, name, steps_in
 
@@ -39,25 +40,23 @@ def export(run: Path, out: Path | None = None, step: int | None = None) -> Path:
     return out
 
 
-def run(folder: Path, out: Path | None, step: int | None) -> int:
-    """`dla train --export`; the exit code."""
-    print(export(folder, out, step))
-    return 0
+def run(folder: Path, out: Path | None = None, step: int | None = None) -> Found:
+    """`dla train export`: where the model is."""
+    return Found(str(export(folder, out, step)))
 
 
 def _find(checkpoints: Path, step: int | None) -> Path:
     """The folder of a checkpoint that is whole."""
     steps = steps_in(checkpoints)
-    if step is not None:
-        if step not in steps:
-            there = ", ".join(map(str, steps))
-            raise ValueError(f"{checkpoints} has no checkpoint of step {step}; there are those of {there or 'none'}")
-        check(checkpoints / name(step))
-        return checkpoints / name(step)
-    for found in reversed(steps):
+    if step is not None and step not in steps:
+        there = ", ".join(map(str, steps))
+        raise ValueError(f"{checkpoints} has no checkpoint of step {step}; there are those of {there or 'none'}")
+    for found in reversed(steps if step is None else [step]):
         try:
             check(checkpoints / name(found))
             return checkpoints / name(found)
         except CorruptError as error:
+            if step is not None:
+                raise
             print(f"{error}; trying the one before", file=sys.stderr)
     raise ValueError(f"{checkpoints} has no whole checkpoint")

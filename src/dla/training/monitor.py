@@ -5,25 +5,28 @@ import sys
 import time
 from collections import deque
 from collections.abc import Mapping
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import torch
+from tqdm import tqdm  # type: ignore[import-untyped]
 
-from dla.report.jsonl import Line, Writer, read
+from dla.files import write_whole
+from dla.report.jsonl import Writer, read
 
 Record = dict[str, Any]
 LOG = "log.jsonl"
 SCALARS = ("loss", "lr", "grad_norm", "temperature", "tokens_per_second", "memory_bytes", "mfu")
 WAITING = 0.05  # of the time: from there on the console tells how long the run waits for data
 POSITIONS = 10  # most losses by position that the console shows
-NO_TENSORBOARD = "log.tensorboard needs the tensorboard package: pip install tensorboard, or set it to false"
 
 
 class Monitor:
     """What a run tells: a live line on the console, log.jsonl and, if asked for, TensorBoard files.
 
     Only the main rank's speaks. ``flops_per_token`` (forward) may be set anew when live states have been measured.
+    ``evaluated``: the step of the last evaluation before ``start``, 0 without any.
     """
 
     def __init__(
@@ -34,29 +37,22 @@ class Monitor:
         start: int,
         every: int,
         tensorboard: bool,
-        tokens_per_step: int,
         flops_per_token: float,
         peak_flops: float | None,
         speaks: bool = True,
     ) -> None:
-        self.steps, self.every, self.speaks = steps, max(every, 1), speaks
+        self.steps, self.every, self.speaks, self.evaluated = steps, every, speaks, 0
         self.flops_per_token, self.peak_flops = flops_per_token, peak_flops
-        self._window: deque[Record] = deque(maxlen=self.every)
+        self._window: deque[Record] = deque(maxlen=every)
         self._live: float | None = None  # states, mean of the dynamic layers
         if not speaks:
             return
         folder.mkdir(parents=True, exist_ok=True)
         self._board = _board(folder / "tensorboard", start) if tensorboard else None
-        cut_log(folder / LOG, start)
+        records = cut_log(folder / LOG, start)
+        self.evaluated = max((r["step"] for r in records if r["kind"] == "evaluation"), default=0)
         self._log = Writer(folder / LOG)
         self._console = _console(steps, start)
-        self.note(f"{folder}: steps {start + 1} to {steps}, {tokens_per_step:,} tokens each")
-
-    def __enter__(self) -> "Monitor":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def step(self, record: Record) -> None:
         """After every step: step (how many are done), loss, lr, grad_norm, temperature, tokens (of all ranks), seconds
@@ -69,28 +65,20 @@ class Monitor:
         at = record["step"]
         tells = at % self.every == 0 or at == self.steps
         line = {**record, **timing} if tells else record
-        self._write("step", line)
-        self._chart({name: line[name] for name in SCALARS if name in line}, at)
+        self._write("step", line, {name: line[name] for name in SCALARS if name in line})
         self._console.step(at, self._figures(record, timing), record["seconds"], tells)
 
     def evaluation(self, record: Record) -> None:
         """step, validation_loss, perplexity and by_position, {"0-63": loss, …}."""
-        if not self.speaks:
-            return
-        self._write("evaluation", record)
         by_position = {f"validation_loss/{place}": loss for place, loss in record.get("by_position", {}).items()}
         losses = {name: record[name] for name in ("validation_loss", "perplexity")}
-        self._chart({**losses, **by_position}, record["step"])
+        self._write("evaluation", record, {**losses, **by_position})
         self.note(evaluation_text(record))
 
     def memory(self, record: Record) -> None:
         """step and memory, for each dynamic layer what ``memory_of`` says."""
-        if not self.speaks:
-            return
-        self._write("memory", record)
-        for layer in record["memory"]:
-            figures = {f"memory/{name}/layer {layer['layer']}": x for name, x in layer.items() if name != "layer"}
-            self._chart(figures, record["step"])
+        layers = [(layer["layer"], name, x) for layer in record["memory"] for name, x in layer.items()]
+        self._write("memory", record, {f"memory/{name}/layer {i}": x for i, name, x in layers if name != "layer"})
         live = [layer["live_states"] for layer in record["memory"]]
         self._live = sum(live) / len(live) if live else None
 
@@ -107,14 +95,14 @@ class Monitor:
         if self._board is not None:
             self._board.close()
 
-    def _write(self, kind: str, record: Record) -> None:
+    def _write(self, kind: str, record: Record, charted: Mapping[str, float | None]) -> None:
+        if not self.speaks:
+            return
         self._log.append({"kind": kind, **record})
-
-    def _chart(self, figures: Mapping[str, float | None], step: int) -> None:
         if self._board is not None:
-            for name, x in figures.items():
+            for name, x in charted.items():
                 if x is not None:
-                    self._board.add_scalar(name, x, step)
+                    self._board.add_scalar(name, x, record["step"])
 
     def _timing(self) -> dict[str, float]:
         """Of the last steps. What lies between steps, such as an evaluation, is in no step's seconds."""
@@ -142,29 +130,15 @@ class Monitor:
         return {name: text for name, text in figures.items() if text}
 
 
-# The log.
+def cut_log(file: Path, start: int) -> list[Record]:
+    """Leave of a log the records up to step ``start``, none with 0, by a new file in place of the old; those."""
+    kept = [line for line in read(file) if start and _is_record(line.value) and line.value["step"] <= start]
+    write_whole(file, b"".join(line.content + b"\n" for line in kept))
+    return [line.value for line in kept]
 
 
-def read_lines(file: Path) -> list[Record | None]:
-    """The records of a log, line by line; None where a line cannot be read, as one cut short by a kill."""
-    return [_record(line) for line in read(file)]
-
-
-def _record(line: Line) -> Record | None:
-    record = line.value
-    whole = isinstance(record, dict) and isinstance(record.get("kind"), str) and type(record.get("step")) is int
-    return record if whole else None
-
-
-def cut_log(file: Path, start: int) -> None:
-    """Leave of a log what was written up to step ``start``, nothing with 0, by a new file in place of the old."""
-    if not file.exists():
-        return
-    lines = read(file) if start else ()
-    kept = [line.content for line in lines if (record := _record(line)) is not None and record["step"] <= start]
-    new = file.with_name(file.name + ".new")
-    new.write_bytes(b"".join(line + b"\n" for line in kept))
-    new.replace(file)
+def _is_record(value: Any) -> bool:
+    return isinstance(value, dict) and isinstance(value.get("kind"), str) and type(value.get("step")) is int
 
 
 # The console.
@@ -182,7 +156,7 @@ class _Lines:
         self.began = now - seconds if self.began is None else self.began
         if tells:
             left = (now - self.began) / max(at - self.start, 1) * (self.steps - at)
-            told = [figures["loss"], figures["lr"], figures["rate"], f"{_clock(left)} left"]
+            told = [figures["loss"], figures["lr"], figures["rate"], f"{timedelta(seconds=round(left))} left"]
             told += [text for text in figures.values() if text not in told]
             self.note(f"step {at:{len(str(self.steps))}}/{self.steps}  " + "  ".join(told))
 
@@ -197,8 +171,6 @@ class _Bar:
     """On a terminal: one live line, and notes above it."""
 
     def __init__(self, steps: int, start: int) -> None:
-        from tqdm import tqdm  # type: ignore[import-untyped]
-
         self.bar = tqdm(total=steps, initial=start, unit=" steps", dynamic_ncols=True, file=sys.stderr)
 
     def step(self, at: int, figures: Mapping[str, str], seconds: float, tells: bool) -> None:
@@ -214,10 +186,7 @@ class _Bar:
 
 def _console(steps: int, start: int) -> _Lines | _Bar:
     if sys.stderr.isatty():
-        try:
-            bar = _Bar(steps, start)
-        except ImportError:  # a run need not stop for want of tqdm
-            return _Lines(steps, start)
+        bar = _Bar(steps, start)
         if bar.bar.nrows is None or bar.bar.nrows > 0:  # tqdm draws nothing on terminals without a size
             return bar
         bar.close()
@@ -244,15 +213,6 @@ def _thousands(x: float) -> str:
     return f"{x:.3g}G"
 
 
-def _clock(seconds: float) -> str:
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02}"
-
-
-# The rest.
-
-
 def peak_memory() -> int:
     """Bytes: the most that tensors took on the GPU where one is used, else the most that the process had resident."""
     if torch.cuda.is_available() and torch.cuda.is_initialized() and (most := torch.cuda.max_memory_allocated()):
@@ -268,5 +228,6 @@ def _board(folder: Path, start: int) -> Any:
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError as error:
-        raise ImportError(NO_TENSORBOARD) from error
+        package = "the tensorboard package: pip install tensorboard"
+        raise ImportError(f"log.tensorboard needs {package}, or set it to false") from error
     return SummaryWriter(str(folder), purge_step=start + 1 if start else 0)

@@ -1,16 +1,25 @@
 """Pickles as data: they are read as the description that they are, and nothing in them is called or imported.
 
-A pickle is a program for a small stack machine that may import any function and call it. Here its names stay names
-(``Named``), and an object stays what it would have been made from (``Made``); who reads the result decides what to make
-of it. The operations are those of plain containers, integers, texts and objects, as protocols 2 to 5 write them.
+A pickle is a program for a small stack machine that may import any function and call it. Python's own machine runs it
+here, but with the operations alone that plain containers, integers, texts and objects need, as protocols 2 to 5 write
+them. Names stay names (``Named``), and an object stays what it would have been made from (``Made``); who reads the
+result decides what to make of it.
 """
 
+import io
+import pickle
 import pickletools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from dla.report import shown
+
+# operations that put something on the stack or together, and do nothing else; the last two by ``find_class``
+NAMES = """PROTO FRAME STOP MARK NONE NEWTRUE NEWFALSE BININT BININT1 BININT2 LONG1 SHORT_BINUNICODE BINUNICODE
+    EMPTY_DICT EMPTY_LIST EMPTY_TUPLE TUPLE TUPLE1 TUPLE2 TUPLE3 APPEND APPENDS BINGET LONG_BINGET BINPUT LONG_BINPUT
+    MEMOIZE GLOBAL STACK_GLOBAL"""
+PLAIN = [vars(pickle)[name][0] for name in NAMES.split()]
 
 
 class Named(NamedTuple):
@@ -18,9 +27,6 @@ class Named(NamedTuple):
 
     module: str
     name: str
-
-    def __str__(self) -> str:
-        return f"{self.module}.{self.name}"
 
 
 @dataclass(eq=False)  # told apart by identity: they may be keys, whatever they hold
@@ -32,7 +38,7 @@ class Made:
     state: Any = None
 
     def __repr__(self) -> str:
-        return f"<{self.what}>"
+        return f"<{'.'.join(self.what)}>"
 
 
 def parse(data: bytes, known: Callable[[Named], bool]) -> object:
@@ -41,81 +47,13 @@ def parse(data: bytes, known: Callable[[Named], bool]) -> object:
     Raises:
         ValueError: it is damaged, or holds something else.
     """
-    machine = _Machine(known)
     try:
-        for operation, argument in _operations(data):
-            if operation.name not in _OPERATIONS:
-                raise ValueError(f"there is a {operation.name} in it, which plain data does not need")
-            _OPERATIONS[operation.name](machine, argument)
-        return machine.stack.pop()
-    except (IndexError, KeyError, MemoryError, OverflowError) as error:
+        content: object = _Machine(data, known).load()
+    except ValueError:
+        raise
+    except Exception as error:  # whatever damaged bytes may lead to
         raise ValueError(f"it is damaged ({type(error).__name__})") from None
-
-
-def _operations(data: bytes) -> Iterator[tuple[pickletools.OpcodeInfo, Any]]:
-    """What the pickle's program is made of. What the parser says of damaged bytes repeats them, all of them."""
-    try:
-        for operation, argument, _ in pickletools.genops(data):
-            yield operation, argument
-    except ValueError as error:
-        raise ValueError(f"it is damaged: {shown(str(error))}") from None
-
-
-class _Machine:
-    """The stack, its marks, and the memory of what was there before."""
-
-    def __init__(self, known: Callable[[Named], bool]) -> None:
-        self.known = known
-        self.stack: list[Any] = []
-        self.marks: list[int] = []
-        self.memo: dict[int, Any] = {}
-
-    def push(self, value: Any) -> None:
-        self.stack.append(value)
-
-    def mark(self, _: None) -> None:
-        self.marks.append(len(self.stack))
-
-    def since_mark(self) -> list[Any]:
-        """Take what lies above the last mark."""
-        return self.take(len(self.stack) - self.marks.pop())
-
-    def take(self, count: int) -> list[Any]:
-        if not 0 <= count <= len(self.stack):
-            raise IndexError
-        taken = self.stack[len(self.stack) - count :]
-        del self.stack[len(self.stack) - count :]
-        return taken
-
-    def extend(self, values: list[Any]) -> None:
-        _plain(self.stack[-1], list).extend(values)
-
-    def update(self, values: list[Any]) -> None:
-        target = _plain(self.stack[-1], dict)
-        for key, value in zip(values[::2], values[1::2], strict=True):
-            if not isinstance(key, str | Made):  # the hash of a deep tuple would overflow the stack
-                raise ValueError(f"a key is {shown(key)}, accepted are texts and objects")
-            target[key] = value
-
-    def name(self, module: object, name: object) -> None:
-        named = Named(_plain(module, str), _plain(name, str))
-        if not self.known(named):
-            raise ValueError(f"it names {named}, which is no part of such a file")
-        self.push(named)
-
-    def make(self, _: None) -> None:
-        what, arguments = self.take(2)
-        self.push(Made(_plain(what, Named), _plain(arguments, tuple)))
-
-    def build(self, _: None) -> None:
-        (state,) = self.take(1)
-        made = _plain(self.stack[-1], Made)
-        if made.state is not None:
-            raise ValueError(f"{made!r} is given a state twice")
-        made.state = state
-
-    def remember(self, at: int) -> None:
-        self.memo[at] = self.stack[-1]
+    return content
 
 
 def _plain(value: Any, kind: type) -> Any:
@@ -125,31 +63,48 @@ def _plain(value: Any, kind: type) -> Any:
     return value
 
 
-Operation = Callable[[_Machine, Any], None]
-_OPERATIONS: dict[str, Operation] = {
-    **dict.fromkeys(("PROTO", "FRAME", "STOP"), lambda machine, argument: None),
-    **dict.fromkeys(("BININT", "BININT1", "BININT2", "LONG1", "SHORT_BINUNICODE", "BINUNICODE"), _Machine.push),
-    "NONE": lambda machine, _: machine.push(None),
-    "NEWTRUE": lambda machine, _: machine.push(True),
-    "NEWFALSE": lambda machine, _: machine.push(False),
-    "EMPTY_DICT": lambda machine, _: machine.push({}),
-    "EMPTY_LIST": lambda machine, _: machine.push([]),
-    "EMPTY_TUPLE": lambda machine, _: machine.push(()),
-    "MARK": _Machine.mark,
-    "TUPLE": lambda machine, _: machine.push(tuple(machine.since_mark())),
-    "TUPLE1": lambda machine, _: machine.push(tuple(machine.take(1))),
-    "TUPLE2": lambda machine, _: machine.push(tuple(machine.take(2))),
-    "TUPLE3": lambda machine, _: machine.push(tuple(machine.take(3))),
-    "APPEND": lambda machine, _: machine.extend(machine.take(1)),
-    "APPENDS": lambda machine, _: machine.extend(machine.since_mark()),
-    "SETITEM": lambda machine, _: machine.update(machine.take(2)),
-    "SETITEMS": lambda machine, _: machine.update(machine.since_mark()),
-    **dict.fromkeys(("BINGET", "LONG_BINGET"), lambda machine, at: machine.push(machine.memo[at])),
-    **dict.fromkeys(("BINPUT", "LONG_BINPUT"), _Machine.remember),
-    "MEMOIZE": lambda machine, _: machine.remember(len(machine.memo)),
-    "GLOBAL": lambda machine, names: machine.name(*names.split(" ", 1)),
-    "STACK_GLOBAL": lambda machine, _: machine.name(*machine.take(2)),
-    "REDUCE": _Machine.make,
-    "NEWOBJ": _Machine.make,
-    "BUILD": _Machine.build,
-}
+class _Operations(dict[int, Callable[[Any], None]]):
+    """By their codes; any other is refused by its name."""
+
+    def __missing__(self, code: int) -> Any:
+        name = next((each.name for each in pickletools.opcodes if each.code == chr(code)), hex(code))
+        raise ValueError(f"there is a {name} in it, which plain data does not need")
+
+
+class _Machine(pickle._Unpickler):
+    """Python's machine, which keeps descriptions in place of objects."""
+
+    stack: list[Any]
+
+    def __init__(self, data: bytes, known: Callable[[Named], bool]) -> None:
+        super().__init__(io.BytesIO(data))
+        self.known = known
+
+    def find_class(self, module: str, name: str) -> Named:
+        named = Named(module, name)
+        if not self.known(named):
+            raise ValueError(f"it names {module}.{name}, which is no part of such a file")
+        return named
+
+    def make(self) -> None:
+        arguments, what = self.stack.pop(), self.stack.pop()
+        self.stack.append(Made(_plain(what, Named), _plain(arguments, tuple)))
+
+    def build(self) -> None:
+        state, made = self.stack.pop(), _plain(self.stack[-1], Made)
+        if made.state is not None:
+            raise ValueError(f"{made!r} is given a state twice")
+        made.state = state
+
+    def update(self, values: list[Any]) -> None:
+        target = _plain(self.stack[-1], dict)
+        for key, value in zip(values[::2], values[1::2], strict=True):
+            if not isinstance(key, str | Made):  # the hash of a deep tuple would overflow the stack
+                raise ValueError(f"a key is {shown(key)}, accepted are texts and objects")
+            target[key] = value
+
+    dispatch = _Operations({code: pickle._Unpickler.dispatch[code] for code in PLAIN})
+    dispatch[pickle.REDUCE[0]] = dispatch[pickle.NEWOBJ[0]] = make
+    dispatch[pickle.BUILD[0]] = build
+    dispatch[pickle.SETITEM[0]] = lambda self: self.update([self.stack.pop(-2), self.stack.pop()])
+    dispatch[pickle.SETITEMS[0]] = lambda self: self.update(self.pop_mark())

@@ -1,14 +1,14 @@
-"""`dla train --plot`: the curves of training runs, from their logs."""
+"""`dla train plot`: the curves of training runs, from their logs."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from dla.report.found import Found
 from dla.report.plots import FONT, LONGEST, NO_MATPLOTLIB, QUIET, Floats, Style, drawing, label_ends, png, styles
 from dla.report.words import count_text
 from dla.training.monitor import Record
@@ -22,6 +22,7 @@ LOSS, SMALL, FOOT = 3.3, 2.0, 0.4  # inches: the rows' heights, with their title
 SMOOTH = 100  # smoothing reaches over this part of the run to either side
 LARGEST = 1e30  # numbers from here on, and those that are not finite, are not drawn
 TICKS = 7  # most of them on the axis of positions
+FEW: dict[str, Any] = {"nbins": 5, "steps": [1, 2, 5, 10]}  # ticks on an axis of values
 MEMORY = {"boundary_rate": "Boundary rate", "live_states": "Live states", "W": "W, dense states a read"}
 
 
@@ -29,23 +30,17 @@ Points = tuple[Floats, Floats]
 Panel = Callable[["Axes", Sequence[RunLog], Mapping[str, Style]], None]
 
 
-def run(folders: list[Path], out: Path | None = None) -> int:
-    """Draw the runs' curves to ``out``, a folder or a file .png (None: the first run's folder); the exit code."""
+def run(folders: list[Path], out: Path | None = None) -> Found:
+    """Draw the runs' curves to ``out``, a folder or a file .png (None: the first run's folder), and say where."""
+    runs = [read_run(folder, name) for folder, name in zip(folders, names(folders), strict=True)]
     try:
-        runs = [read_run(folder, name) for folder, name in zip(folders, names(folders), strict=True)]
-        path = out if out is not None and out.suffix == ".png" else (out or folders[0]) / FILE
-        png = draw(runs)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(png)
-    except ImportError:
-        error: object = f"plots need matplotlib: {NO_MATPLOTLIB}"
-    except (OSError, ValueError) as caught:
-        error = caught
-    else:
-        print(path)
-        return 0
-    print(f"dla train: {error}", file=sys.stderr)
-    return 2
+        picture = draw(runs)
+    except ImportError as error:
+        raise ImportError(f"plots need matplotlib: {NO_MATPLOTLIB}") from error
+    path = out if out is not None and out.suffix == ".png" else (out or folders[0]) / FILE
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(picture)
+    return Found(str(path))
 
 
 def names(folders: Sequence[Path]) -> list[str]:
@@ -53,17 +48,13 @@ def names(folders: Sequence[Path]) -> list[str]:
     parts = [folder.resolve().parts for folder in folders]
     found: list[str] = []
     for i, own in enumerate(parts):
-        others = [other for j, other in enumerate(parts) if j != i and other != own]
+        others = {*parts} - {own}
         n = next((n for n in range(1, len(own)) if all(other[-n:] != own[-n:] for other in others)), len(own))
         again = parts[:i].count(own)  # the same folder twice
         found.append("/".join(own[-n:]) + (f" ({again + 1})" if again else ""))
-    short = [_shortened(name) for name in found]
+    # without the middle of long names: runs of a series most often differ at the end
+    short = [n if len(n) <= LONGEST else f"{n[: LONGEST // 3]}…{n[len(n) - LONGEST // 2 :]}" for n in found]
     return short if len(set(short)) == len(short) else found
-
-
-def _shortened(name: str) -> str:
-    """Without the middle of a long name: runs of a series most often differ at the end."""
-    return name if len(name) <= LONGEST else f"{name[: LONGEST // 3]}…{name[len(name) - LONGEST // 2 :]}"
 
 
 def draw(runs: Sequence[RunLog]) -> bytes:
@@ -119,9 +110,8 @@ def position_panel(ax: Axes, runs: Sequence[RunLog], style: Mapping[str, Style])
     places: set[int] = set()
     for r in runs:
         points = _by_position(r)
-        look = style[r.name]
-        ax.plot(list(points), list(points.values()), color=look.colour, linestyle=look.dash, marker=look.marker,
-                markersize=3.5, linewidth=1.4)  # fmt: skip
+        marker = {"marker": style[r.name].marker, "markersize": 3.5}
+        _plain_line(ax, np.array([*points]), np.array([*points.values()]), style[r.name], **marker)
         places |= set(points)
     ax.set_xscale("log", base=2)
     first, last = int(np.floor(np.log2(min(places)))), int(np.ceil(np.log2(max(places))))
@@ -130,7 +120,7 @@ def position_panel(ax: Axes, runs: Sequence[RunLog], style: Mapping[str, Style])
     ax.set_xticks(ticks, [count_text(tick) for tick in ticks])
     ax.minorticks_off()
     ax.set_xlim(2 ** (first - 0.3), 2 ** (last + 0.3))
-    _few_ticks(ax)
+    ax.locator_params("y", **FEW)
     ax.set_xlabel("up to token")
 
 
@@ -143,13 +133,9 @@ def norm_panel(ax: Axes, runs: Sequence[RunLog], style: Mapping[str, Style]) -> 
 def rate_panel(ax: Axes, runs: Sequence[RunLog], style: Mapping[str, Style]) -> None:
     """The learning rate."""
     for r in runs:
-        look = style[r.name]
-        steps, values = series(r.steps, "lr")
-        ax.plot(steps, values, color=look.colour, linestyle=look.dash, linewidth=1.4, marker=_dot(steps))
-    ax.set_ylim(bottom=0)
-    _few_ticks(ax)
+        _plain_line(ax, *series(r.steps, "lr"), style[r.name])
     ax.yaxis.set_major_formatter("{x:g}")
-    _step_axis(ax, runs)
+    _step_axis(ax, runs, from_zero=True)
 
 
 def _memory_panel(name: str) -> Panel:
@@ -157,23 +143,15 @@ def _memory_panel(name: str) -> Panel:
         for r in runs:
             if not r.memory:
                 continue
-            layers = [_memory(record, name) for record in r.memory]
-            steps = [record["step"] for record in r.memory]
-            look, mean = style[r.name], [x.mean() for x in layers]
-            ax.fill_between(steps, [x.min() for x in layers], [x.max() for x in layers], color=look.colour,
-                            alpha=0.13, linewidth=0)  # fmt: skip
-            ax.plot(steps, mean, color=look.colour, linestyle=look.dash, linewidth=1.4, marker=_dot(steps))
-        ax.set_ylim(bottom=0)
-        _few_ticks(ax)
-        _step_axis(ax, runs)
+            steps = np.array([record["step"] for record in r.memory], dtype=np.float64)
+            layers = [np.array([layer[name] for layer in record["memory"]], dtype=np.float64) for record in r.memory]
+            layers = [np.where(np.abs(x) < LARGEST, x, np.nan) for x in layers]  # what cannot be drawn makes a gap
+            low, mean, high = np.array([(x.min(), x.mean(), x.max()) for x in layers]).T
+            ax.fill_between(steps, low, high, color=style[r.name].colour, alpha=0.13, linewidth=0)
+            _plain_line(ax, steps, mean, style[r.name])
+        _step_axis(ax, runs, from_zero=True)
 
     return panel
-
-
-def _memory(record: Record, name: str) -> Floats:
-    """A figure of every layer; one that cannot be drawn makes a gap."""
-    values = np.array([layer[name] for layer in record["memory"]], dtype=np.float64)
-    return np.where(np.abs(values) < LARGEST, values, np.nan)
 
 
 # What the panels share.
@@ -210,7 +188,7 @@ def _smooth_lines(
         steps, values = series(r.steps, name)
         look, smooth = style[r.name], smoothed(values)
         ax.plot(steps, values, color=look.colour, linewidth=0.6, alpha=0.28 / len(runs) ** 0.5, zorder=2)
-        ax.plot(steps, smooth, color=look.colour, linestyle=look.dash, marker=_dot(steps), zorder=3)
+        _plain_line(ax, steps, smooth, look, linewidth=None, zorder=3)
         if len(steps):
             lines[r.name] = (steps, smooth)
             seen += [smooth, np.percentile(values, (1, 99))]
@@ -238,28 +216,22 @@ def _log_scale(ax: Axes, shown: Floats) -> None:
     ax.set_yscale("log", subs=[])
     ax.minorticks_off()
     subs = (1, 1.5, 2, 2.5, 3, 4, 5, 6, 8) if high < 6 * low else (1, 2, 3, 5) if high < 30 * low else (1,)
-    ax.yaxis.set_major_locator(
-        MaxNLocator(5, steps=[1, 2, 5, 10]) if high < 2 * low else LogLocator(subs=subs, numticks=10)
-    )
+    ax.yaxis.set_major_locator(MaxNLocator(**FEW) if high < 2 * low else LogLocator(subs=subs, numticks=10))
     ax.yaxis.set_major_formatter("{x:g}")
 
 
-def _step_axis(ax: Axes, runs: Sequence[RunLog], ticks: int = 4) -> None:
-    from matplotlib.ticker import MaxNLocator
-
+def _step_axis(ax: Axes, runs: Sequence[RunLog], ticks: int = 4, from_zero: bool = False) -> None:
+    """The axis of steps; from_zero: the other one begins there."""
     last = max(r.steps[-1]["step"] for r in runs)
     ax.set_xlim(0, max(last, 1))
-    ax.xaxis.set_major_locator(MaxNLocator(ticks, integer=True, steps=[1, 2, 2.5, 5, 10]))
+    ax.locator_params("x", nbins=ticks, integer=True, steps=[1, 2, 2.5, 5, 10])
     ax.xaxis.set_major_formatter(lambda x, _: count_text(x, 1000))
     ax.set_xlabel("step")
+    if from_zero:
+        ax.set_ylim(bottom=0)
+        ax.locator_params("y", **FEW)
 
 
-def _few_ticks(ax: Axes) -> None:
-    from matplotlib.ticker import MaxNLocator
-
-    ax.yaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 5, 10]))
-
-
-def _dot(steps: Sequence[float] | Floats) -> str:
-    """A marker where a single point makes no line."""
-    return "o" if len(steps) == 1 else ""
+def _plain_line(ax: Axes, steps: Floats, values: Floats, look: Style, **more: Any) -> None:
+    dot = "o" if len(steps) == 1 else ""  # where a single point makes no line
+    ax.plot(steps, values, **{"color": look.colour, "linestyle": look.dash, "linewidth": 1.4, "marker": dot, **more})

@@ -7,9 +7,11 @@ from typing import Annotated, Any, TypedDict
 
 from dla.report.jsonl import read
 from dla.training.monitor import LOG, Record
-from dla.typed import BadValueError, Limit, Natural, convert
+from dla.typed import Limit, Natural, convert
 
 LAST = 10**15  # steps and positions that an axis can hold
+PLACE = re.compile("[0-9]+-[0-9]{1,15}")
+PLACES = Limit('ranges of positions such as "64-127"', lambda x: all(map(PLACE.fullmatch, x)))
 
 
 class AnyLine(TypedDict):
@@ -30,7 +32,7 @@ class StepLine(TypedDict, total=False):
 
 class EvaluationLine(TypedDict, total=False):
     validation_loss: float | None
-    by_position: dict[str, float]
+    by_position: Annotated[dict[str, float], Limit("an object {…}"), PLACES]
 
 
 class LayerFigures(TypedDict):
@@ -76,17 +78,9 @@ def read_run(folder: Path, name: str) -> RunLog:
             kind = record["kind"]
             if kind in KINDS:
                 kinds[kind].append(convert("", record, KINDS[kind]))
-            if kind == "evaluation":
-                _check_places(record)
         except ValueError as error:
             said = error if line.whole else "it is damaged"
             raise ValueError(f"{file}, line {line.number}: not a record of a run: {said}") from error
     if not kinds["step"]:
         raise ValueError(f"{file} holds no step yet")
     return RunLog(name, kinds["step"], kinds["evaluation"], [r for r in kinds["memory"] if r.get("memory")])
-
-
-def _check_places(record: Record) -> None:
-    for place in record.get("by_position", {}):
-        if not re.fullmatch("[0-9]+-[0-9]{1,15}", place):
-            raise BadValueError("by_position", 'ranges of positions such as "64-127"', place)

@@ -1,6 +1,5 @@
 """The record of a checkpoint, record.json: what it holds, and whether the files beside it are those it speaks of."""
 
-import base64
 import hashlib
 import re
 from pathlib import Path
@@ -9,24 +8,12 @@ from typing import Annotated, Any, TypedDict
 from torch.distributed.checkpoint.api import CheckpointException
 
 from dla.files import read_json
+from dla.training.data.feed import StepPosition
 from dla.typed import BadValueError, Limit, Natural, Sha256, convert
 
 RECORD = "record.json"
 Record = dict[str, Any]
-
-
-def is_base64(text: str) -> bool:
-    try:
-        base64.b64decode(text, validate=True)
-    except ValueError:
-        return False
-    return True
-
-
-class RecordPosition(TypedDict):
-    """Where the data stands; how, the feed knows."""
-
-    step: Natural
+BASE64 = re.compile("(?:[0-9A-Za-z+/]{4})*+(?:[0-9A-Za-z+/]{2}==|[0-9A-Za-z+/]{3}=)?")
 
 
 class Written(TypedDict):
@@ -40,9 +27,9 @@ class RecordFields(TypedDict):
     """What a record holds."""
 
     step: Natural
-    position: RecordPosition
+    position: StepPosition  # and what else the feed knows of it
     identity: dict[str, Any]
-    random: list[dict[str, Annotated[str, Limit("a random state in base64", is_base64)]]]  # by rank and device
+    random: list[dict[str, Annotated[str, Limit("a random state in base64", BASE64.fullmatch)]]]  # by rank and device
     files: dict[str, Written]
 
 
@@ -61,9 +48,8 @@ def name(step: int) -> str:
 
 def steps_in(folder: Path) -> list[int]:
     """The steps of which a folder has a checkpoint, oldest first; folders with other names do not count."""
-    found = {f.name for f in folder.glob("step-*") if re.fullmatch("step-[0-9]{8,18}", f.name) and f.is_dir()}
-    steps = {int(own.removeprefix("step-")) for own in found}
-    return sorted(step for step in steps if name(step) in found)
+    found = (f.name for f in folder.glob("step-*") if re.fullmatch("step-[0-9]{8,18}", f.name) and f.is_dir())
+    return sorted(step for own in found if name(step := int(own.removeprefix("step-"))) == own)
 
 
 def check(folder: Path) -> Record:

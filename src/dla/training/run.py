@@ -1,11 +1,12 @@
 """`dla train`: a recipe from its first step to its last, through interruptions."""
 
-import math
+import json
 import os
 import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from types import FrameType
@@ -17,13 +18,14 @@ from dla.machine import ensure_half_precision, keep_freed_memory
 from dla.models import DLAConfig, DLAForCausalLM
 from dla.models.load import load_model
 from dla.report import shown
+from dla.report.found import Found
 from dla.training.checkpoint import Checkpoints
-from dla.training.data.corpus import Corpus, feed_of, open_corpus
-from dla.training.data.feed import DataError, Micro, evaluation_batches, prefetched, reading
+from dla.training.data.corpus import Corpus, open_corpus
+from dla.training.data.feed import DataError, Micro, Shape, evaluation_batches, prefetched, reading
 from dla.training.distributed import World, join, leave
 from dla.training.evaluate import evaluate
 from dla.training.export import export
-from dla.training.monitor import LOG, Monitor, read_lines
+from dla.training.monitor import Monitor
 from dla.training.recipe import Recipe
 from dla.training.recipe.read import model_config, read_recipe, write_recipe
 from dla.training.record import RECORD, name
@@ -31,36 +33,35 @@ from dla.training.speed import forward_flops, peak_flops
 from dla.training.trainer import DivergedError, Outcome, Trainer
 from dla.training.watch_memory import memory_of
 
-VOLATILE = (
-    "gate_temperature",
-    "transformers_version",
-    "dtype",
-    "architectures",
-)  # of a configuration, no part of what it is
+INTERRUPTED = 130  # the exit code of a shell for Ctrl-C
+# of a configuration, no part of what it is
+VOLATILE = ("gate_temperature", "transformers_version", "dtype", "architectures")
+# what models without softmax layers had in checkpoints of version 0.1.0
+ONCE_ZERO = ("model.num_attention_heads", "model.num_key_value_heads")
 
 
-def run(recipe: str | Path, overrides: Sequence[str] = ()) -> int:
-    """Train as a recipe file says, or go on with it; the exit code."""
+def run(recipe: str | Path, overrides: Sequence[str] = ()) -> Found | None:
+    """Train as a recipe file says, or go on with it; the exit code where it did not end well. The main rank speaks."""
     try:
         made = Run(read_recipe(recipe, overrides))
-    except (ValueError, OSError, ImportError) as error:
-        _complain(error)
-        return 2
+    except (ValueError, OSError, ImportError):
+        if int(os.environ.get("RANK", 0)) == 0:
+            raise
+        return Found(code=2)
     try:
-        return made.train()
+        code = made.train()
     except (DivergedError, DataError) as error:
         made.checkpoints.finish()
-        mine = isinstance(error, DataError)  # other ranks read other data
-        _complain(f"{error}; the last checkpoint is that of step {(made.checkpoints.steps() or [0])[-1]}", mine)
-        return 2 if mine else 1
+        said = f"{error}; the last checkpoint is that of step {(made.checkpoints.steps() or [0])[-1]}"
+        if isinstance(error, DataError):  # other ranks read other data
+            raise DataError(said) from error
+        made.monitor.note(f"stopped: {said}")
+        return Found(code=1)
     finally:
         leave(made.world)
-
-
-def _complain(error: object, mine: bool = False) -> None:
-    """On the main rank for all of them, or for this one."""
-    if mine or int(os.environ.get("RANK", 0)) == 0:
-        print(f"dla train: {' '.join(str(error).split())}", file=sys.stderr)
+    if code == INTERRUPTED and made.world.main:
+        raise KeyboardInterrupt
+    return Found(code=code) if code else None
 
 
 class Run:
@@ -75,14 +76,12 @@ class Run:
         config = model_config(recipe)
         self.world = join(recipe.compute)
         _prepare_machine(recipe, self.world)
-        self.corpus: Corpus = open_corpus(
-            recipe.data, config.vocab_size, main=self.world.main, wait=self.world.barrier, progress=self.world.main
-        )
+        data, batch, world = recipe.data, recipe.batch, self.world
+        self.corpus = open_corpus(data, config.vocab_size, main=world.main, wait=world.barrier)
         self.identity = identity(recipe, config, self.corpus)
-        self.feed = feed_of(self.corpus, recipe.data, recipe.batch, recipe.seed, self.world.rank, self.world.size)
-        self.checkpoints = Checkpoints(
-            self.folder / "checkpoints", self.world, keep=recipe.checkpoint.keep, note=self._early
-        )
+        self.shape = Shape(data.length, data.documents, batch.sequences, batch.micro, world.rank, world.size)
+        self.feed = self.corpus.feed(self.shape, recipe.seed)
+        self.checkpoints = Checkpoints(self.folder / "checkpoints", world, recipe.checkpoint.keep, self._early)
         self.step, self.position = 0, None
         record = self.checkpoints.newest()
         if record is not None:
@@ -95,9 +94,11 @@ class Run:
             self._early(f"going on from the checkpoint of step {self.step}")
         self.monitor = self._make_monitor(config)
         self.checkpoints.note = self.monitor.note
-        self.evaluated = self._last_evaluation()
-        if self.world.main:
+        self.evaluated: int = world.gather(self.monitor.evaluated)[0]
+        if world.main:
             (self.folder / "recipe.toml").write_text(write_recipe(recipe))
+        tokens = batch.sequences * data.length
+        self.monitor.note(f"{self.folder}: steps {self.step + 1} to {recipe.schedule.steps}, {tokens:,} tokens each")
 
     def _check_position(self, record: dict[str, Any]) -> None:
         try:
@@ -136,23 +137,15 @@ class Run:
             start=self.step,
             every=recipe.log.every,
             tensorboard=recipe.log.tensorboard,
-            tokens_per_step=recipe.batch.sequences * recipe.data.length,
             flops_per_token=forward_flops(config, recipe.data.length),
             peak_flops=peak_flops(self.world.device, dtype, self.world.size) if self.world.main else None,
             speaks=self.world.main,
         )
 
-    def _last_evaluation(self) -> int:
-        """The step of it, by the log; 0 without any. Every rank gets the same."""
-        lines = read_lines(self.folder / LOG) if self.world.main else []
-        steps = [line["step"] for line in lines if line is not None and line["kind"] == "evaluation"]
-        last: int = self.world.gather(max(steps, default=0))[0]
-        return last
-
     def train(self) -> int:
         """To the last step, or until a signal; the exit code."""
         batches = reading(prefetched(self.feed.batches(self.position)))
-        with Signals() as asked, self.monitor:
+        with signals() as heard, closing(self.monitor):
             stop = ""
             if _due(self.step, self.recipe.evaluation.every) and 0 < self.step < self.recipe.schedule.steps:
                 self._evaluate()  # unless a signal came before it
@@ -162,22 +155,21 @@ class Run:
                 waited = time.perf_counter() - began
                 error = self.checkpoints.news()
                 broken = error is not None and self.recipe.checkpoint.on_error == "stop"
-                outcome = self.trainer.step(self.step, micros, (asked.signal is not None, broken))
+                outcome = self.trainer.step(self.step, micros, (bool(heard), broken))
                 self.step, self.position = self.step + 1, position
                 self._tell(outcome, time.perf_counter() - began, waited)
                 stop = "a signal" if outcome.signals[0] else "a checkpoint that failed" if outcome.signals[1] else ""
                 if not stop:
                     self._between(micros)
             batches.close()
-            return self._stopped(stop, asked.signal) if stop else self._finished()
+            return self._stopped(stop, heard) if stop else self._finished()
 
     def _tell(self, outcome: Outcome, seconds: float, waited: float) -> None:
         record = {name: value for name, value in asdict(outcome).items() if name != "signals"}
         self.monitor.step({"step": self.step, **record, "seconds": seconds, "waited": waited})
         if outcome.skipped:
-            self.monitor.note(
-                f"step {self.step} skipped: loss {outcome.loss}, norm of the gradient {outcome.grad_norm}"
-            )
+            why = f"loss {outcome.loss}, norm of the gradient {outcome.grad_norm}"
+            self.monitor.note(f"step {self.step} skipped: {why}")
 
     def _between(self, micros: list[Micro]) -> None:
         """What is due after a step that is not the last."""
@@ -200,19 +192,10 @@ class Run:
 
     def _evaluate(self) -> None:
         """Of this step, unless it was done before an interruption."""
-        data, batch = self.recipe.data, self.recipe.batch
         if not self.corpus.validation or self.evaluated == self.step:
             return
         self.evaluated = self.step
-        micros = evaluation_batches(
-            self.corpus.validation,
-            length=data.length,
-            documents=data.documents,
-            sequences=self.recipe.evaluation.sequences,
-            micro=batch.micro or max(1, batch.sequences // self.world.size),
-            rank=self.world.rank,
-            world=self.world.size,
-        )
+        micros = evaluation_batches(self.corpus.validation, self.shape, self.recipe.evaluation.sequences)
         self.monitor.evaluation({"step": self.step, **evaluate(self.trainer, reading(micros))})
 
     def _save(self, wait: bool = False) -> None:
@@ -229,12 +212,12 @@ class Run:
         self.world.barrier()
         return self.step in self.checkpoints.steps()
 
-    def _stopped(self, why: str, heard: int | None) -> int:
+    def _stopped(self, why: str, heard: list[int]) -> int:
         saved = self._save_now()
         self.monitor.note(f"stopped by {why} after step {self.step}; the same command goes on from there")
         if not saved or why != "a signal":
             return 1
-        return 130 if heard == signal.SIGINT else 0  # SIGTERM is how schedulers ask for the machine
+        return INTERRUPTED if heard == [signal.SIGINT] else 0  # SIGTERM is how schedulers ask for the machine
 
     def _finished(self) -> int:
         self._evaluate()
@@ -245,21 +228,21 @@ class Run:
         return 0 if saved else 1
 
 
-class Signals:
-    """Notes SIGTERM and SIGINT instead of dying of them; a second one is obeyed at once."""
+@contextmanager
+def signals() -> Iterator[list[int]]:
+    """SIGTERM or SIGINT, once one came, which the process does not die of; a second one is obeyed at once."""
+    heard: list[int] = []
 
-    def __enter__(self) -> "Signals":
-        self.signal: int | None = None
-        self._before = {number: signal.signal(number, self._hear) for number in (signal.SIGTERM, signal.SIGINT)}
-        return self
-
-    def _hear(self, number: int, frame: FrameType | None) -> None:
-        if self.signal is not None:
+    def hear(number: int, frame: FrameType | None) -> None:
+        if heard:
             raise KeyboardInterrupt
-        self.signal = number
+        heard.append(number)
 
-    def __exit__(self, *_: object) -> None:
-        for number, handler in self._before.items():
+    before = {number: signal.signal(number, hear) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield heard
+    finally:
+        for number, handler in before.items():
             signal.signal(number, handler)
 
 
@@ -267,16 +250,14 @@ def identity(recipe: Recipe, config: DLAConfig, corpus: Corpus) -> dict[str, Any
     """What must not change between a checkpoint and the run that goes on from it."""
     data = {name: value for name, value in asdict(recipe.data).items() if name not in ("cache", "validation")}
     model = {name: value for name, value in config.to_dict().items() if name not in VOLATILE}
-    return {
-        "model": _plain(model),
-        "data": {**_plain(data), "checksum": corpus.fingerprint},
+    found = {
+        "model": model,
+        "data": {**data, "checksum": corpus.fingerprint},
         "batch.sequences": recipe.batch.sequences,
         "seed": recipe.seed,
     }
-
-
-# what models without softmax layers had in checkpoints of version 0.1.0
-ONCE_ZERO = ("model.num_attention_heads", "model.num_key_value_heads")
+    plain: dict[str, Any] = json.loads(json.dumps(found), parse_constant=lambda _: None)  # no numbers but finite ones
+    return plain
 
 
 def compare(there: dict[str, Any], here: dict[str, Any], folder: Path) -> None:
@@ -293,15 +274,6 @@ def compare(there: dict[str, Any], here: dict[str, Any], folder: Path) -> None:
                     f"{folder} holds checkpoints with {field}={shown(theirs)}, and this recipe has {mine!r}; "
                     "choose another run folder"
                 )
-
-
-def _plain(value: Any) -> Any:
-    """As JSON gives it back."""
-    if isinstance(value, dict):
-        return {str(name): _plain(x) for name, x in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(x) for x in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _due(step: int, every: int) -> bool:

@@ -6,8 +6,6 @@ still plans who reads what, so that any number of ranks can load.
 """
 
 import io
-from itertools import groupby
-from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +15,13 @@ import torch.distributed.checkpoint as dcp
 from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
-from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, TensorStorageMetadata
+from torch.distributed.checkpoint.filesystem import FileSystemReader
+from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPlanner, ReadItem
-from torch.distributed.checkpoint.storage import StorageReader
 from torch.futures import Future
 
 from dla.report import shown
-from dla.training.checkpoint_metadata import Key, Places, read_metadata
+from dla.training.checkpoint_metadata import read_metadata
 from dla.training.record import Record, RefusedError, reason
 from dla.typed import BadValueError
 
@@ -34,7 +32,7 @@ def load(folder: Path, record: Record, state: dict[str, Any], group: dist.Proces
     Raises:
         RefusedError: the checkpoint does not have it, or holds what it should not. Every rank raises it.
     """
-    reader = Reader(folder, *read_metadata(folder, record))
+    reader = Reader(folder, read_metadata(folder, record))
     try:
         dcp.load(state, storage_reader=reader, planner=Planner(), process_group=group, no_dist=alone)
     except CheckpointException as error:
@@ -43,61 +41,45 @@ def load(folder: Path, record: Record, state: dict[str, Any], group: dist.Proces
         raise RefusedError(f"{folder} is refused: {reason(error)}") from error
 
 
-class Reader(StorageReader):
-    """Entries of a checkpoint that was checked, from its files."""
+class Reader(FileSystemReader):
+    """DCP's reader of files, but for the two parts of it that read: by what was checked, and only tensors."""
 
-    def __init__(self, folder: Path, metadata: Metadata, places: Places) -> None:
-        self.folder, self.metadata, self.places = folder, metadata, places
-
-    def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
-        """Read what this rank needs, in the order of the files."""
-        items = sorted(((self.places[_key(item.storage_index)], item) for item in plan.items), key=itemgetter(0))
-        for name, of_file in groupby(items, key=lambda pair: pair[0].file):
-            with (self.folder / name).open("rb") as file:
-                for place, item in of_file:
-                    file.seek(place.offset)
-                    self._read(item, io.BytesIO(file.read(place.length)), planner)
-        done: Future[None] = Future()
-        done.set_result(None)
-        return done
-
-    def _read(self, item: ReadItem, data: io.BytesIO, planner: LoadPlanner) -> None:
-        if item.type == LoadItemType.BYTE_IO:
-            planner.load_bytes(item, data)
-            return
-        name = item.storage_index.fqn
-        entry = self.metadata.state_dict_metadata[name]
-        assert isinstance(entry, TensorStorageMetadata)
-        offsets = item.storage_index.offset
-        sizes = next(chunk.sizes for chunk in entry.chunks if chunk.offsets == offsets and chunk.sizes.numel())
-        tensor = safe_load(name, data)
-        if type(tensor) is not Tensor or tensor.size() != sizes or tensor.layout != torch.strided:
-            raise ValueError(f"the entry {name!r} must be a tensor of {list(sizes)}, got {_described(tensor)}")
-        begins = zip(item.storage_offsets, item.lengths, strict=True)
-        target = planner.resolve_tensor(item).detach()
-        target.copy_(tensor[tuple(slice(begin, begin + length) for begin, length in begins)])
-        planner.commit_tensor(item, target)
-
-    # The rest of what DCP asks of a reader.
-
-    def reset(self, checkpoint_id: Any = None) -> None:
-        pass
+    def __init__(self, folder: Path, metadata: Metadata) -> None:
+        super().__init__(folder)
+        self.folder, self.metadata = folder, metadata
 
     def read_metadata(self, *_: Any, **__: Any) -> Metadata:
         return self.metadata
 
-    def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *_: Any, **__: Any) -> None:
-        pass
+    def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
+        """Read what this rank needs, in the order of the files."""
+        places = self.metadata.storage_data
+        for item in sorted(plan.items, key=lambda item: places[item.storage_index]):
+            place = places[item.storage_index]
+            with (self.folder / place.file).open("rb") as file:
+                file.seek(place.offset)
+                data = io.BytesIO(file.read(place.length))
+            if item.type == LoadItemType.BYTE_IO:
+                planner.load_bytes(item, data)
+            else:
+                self._read_tensor(item, data, planner)
+        done: Future[None] = Future()
+        done.set_result(None)
+        return done
 
-    def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
-        return plan
-
-    def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
-        return plans
-
-    @classmethod
-    def validate_checkpoint_id(cls, checkpoint_id: Any) -> bool:
-        return True
+    def _read_tensor(self, item: ReadItem, data: io.BytesIO, planner: LoadPlanner) -> None:
+        name, offsets = item.storage_index.fqn, item.storage_index.offset
+        entry = self.metadata.state_dict_metadata[name]
+        assert isinstance(entry, TensorStorageMetadata)
+        sizes = next(chunk.sizes for chunk in entry.chunks if chunk.offsets == offsets and chunk.sizes.numel())
+        tensor = safe_load(name, data)
+        if type(tensor) is not Tensor or tensor.size() != sizes or tensor.layout != torch.strided:
+            found = f"one of {list(tensor.shape)}" if isinstance(tensor, Tensor) else shown(tensor)
+            raise ValueError(f"the entry {name!r} must be a tensor of {list(sizes)}, got {found}")
+        target = planner.resolve_tensor(item).detach()
+        begins = zip(item.storage_offsets, item.lengths, strict=True)
+        target.copy_(tensor[tuple(slice(begin, begin + length) for begin, length in begins)])
+        planner.commit_tensor(item, target)
 
 
 class Planner(DefaultLoadPlanner):
@@ -131,10 +113,6 @@ def safe_load(name: str, data: io.BytesIO) -> Any:
         raise ValueError(f"the entry {name!r} holds no plain value or tensor ({type(error).__name__})") from None
 
 
-def _key(index: MetadataIndex) -> Key:
-    return index.fqn, None if index.offset is None else tuple(index.offset)
-
-
 def _alike(loaded: Any, before: object) -> bool:
     """Whether a plain value can stand where another did: numbers for numbers, and an option may be left to torch."""
     if isinstance(before, tuple | list):
@@ -144,7 +122,3 @@ def _alike(loaded: Any, before: object) -> bool:
     if isinstance(before, int | float):
         return type(loaded) in (int, float)
     return isinstance(before, str) and isinstance(loaded, str)
-
-
-def _described(value: object) -> str:
-    return f"one of {list(value.shape)}" if isinstance(value, Tensor) else shown(value)

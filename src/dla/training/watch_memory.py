@@ -1,28 +1,15 @@
 """What the dynamic memories of a model in training do."""
 
-from typing import Protocol
-
 import torch
-from torch import Tensor
 
 from dla.inspect.figures import describe
 from dla.inspect.observe import observe
 from dla.models.causal_lm import DLAForCausalLM
-from dla.ops import Segmentation
-
-
-class Tokens(Protocol):
-    """The part of a micro-batch that is looked at."""
-
-    @property
-    def ids(self) -> Tensor: ...  # [B, T]
-
-    @property
-    def positions(self) -> Tensor | None: ...  # [B, T]; a document begins where they are 0
+from dla.training.data.feed import Micro
 
 
 @torch.no_grad()
-def memory_of(model: DLAForCausalLM, micro: Tokens) -> list[dict[str, float]]:
+def memory_of(model: DLAForCausalLM, micro: Micro) -> list[dict[str, float]]:
     """What each dynamic layer did with the first row of a micro-batch, with the hard gate.
 
     layer: its index. boundary_rate, merges: for each token. live_states: the mean over tokens and heads. W: as
@@ -40,15 +27,15 @@ def memory_of(model: DLAForCausalLM, micro: Tokens) -> list[dict[str, float]]:
             model(micro.ids[:1].to(model.device), position_ids=positions, use_cache=False, logits_to_keep=1)
     finally:
         model.train(trains)
-    return [{"layer": i, **_figures(s.to("cpu"), config.head_k_dim, config.head_v_dim)}
-            for i, s in zip(layers, seen, strict=True)]  # fmt: skip
-
-
-def _figures(segmentation: Segmentation, dk: int, dv: int) -> dict[str, float]:
-    described = describe(segmentation, dk, dv)
-    return {
-        "boundary_rate": described["boundary_rate"],
-        "live_states": segmentation.live_states().double().mean().item(),
-        "W": described["W"],
-        "merges": segmentation.endings().double().mean().item(),
-    }
+    found = []
+    for i, segmentation in zip(layers, (s.to("cpu") for s in seen), strict=True):
+        described = describe(segmentation, config.head_k_dim, config.head_v_dim)
+        figures = {
+            "layer": i,
+            "boundary_rate": described["boundary_rate"],
+            "live_states": segmentation.live_states().double().mean().item(),
+            "W": described["W"],
+            "merges": segmentation.endings().double().mean().item(),
+        }
+        found.append(figures)
+    return found

@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 
 from dla.text import ByteTokenizer
-from dla.training.data.corpus import Corpus, Holdout, feed_of, open_corpus
+from dla.training.data.corpus import Corpus, Holdout, open_corpus
+from dla.training.data.feed import Shape
 from dla.training.data.shard_writer import build
 from dla.training.data.shards import Shards
 from dla.training.data.stream import StreamFeed
-from dla.training.recipe import Batch, Data, Source
+from dla.training.recipe import Data, Source
 
 
 def texts(count: int, size: int = 40) -> list[str]:
@@ -126,7 +127,7 @@ def test_streams(data: Data, tmp_path: Path) -> None:
     stream = Source(f"hf:json:{tmp_path}/a.jsonl", weight=2.0)
     corpus = open_corpus(replace(data, train=(stream,)), 256)
     assert corpus.train is None and corpus.streams == [stream] and corpus.validation == []
-    feed = feed_of(corpus, data, Batch(4), 0)
+    feed = corpus.feed(Shape(data.length, data.documents, 4), 0)
     assert isinstance(feed, StreamFeed)
     micros, _ = next(feed.batches())
     assert bytes(micros[0].ids.flatten().tolist()).decode() == ("\0".join(texts(500)))[:64]
@@ -165,8 +166,8 @@ def test_what_does_not_fit(data: Data, tmp_path: Path, monkeypatch: pytest.Monke
 
 
 CASES: list[tuple[Callable[[Data], Data], int, str]] = [
-    (lambda d: replace(d, train=()), 256, r"data\.train has no sources"),
-    (lambda d: replace(d, holdout=1.0), 256, r"data\.holdout must be at least 0 and below 1, got 1.0"),
+    (lambda d: replace(d, train=()), 256, r"data\.train must be one source at least, got \(\)"),
+    (lambda d: replace(d, holdout=1.0), 256, r"data\.holdout must be a number from 0 to below 1, got 1.0"),
     (lambda d: d, 100, "vocab_size=100 is too small for bytes"),
     (lambda d: replace(d, length=100_000), 256, "has .* tokens, fewer than the 100001"),
     (lambda d: replace(d, length=3000), 256, r"what data\.holdout=0\.1 leaves of .* for validation has"),
@@ -197,7 +198,8 @@ def test_weights_reach_the_feed(data: Data, tmp_path: Path) -> None:
     both = replace(data, train=(*data.train, capitals))
     corpus = open_corpus(both, 256)
     assert len(corpus.validation) == 2
-    batches = feed_of(corpus, both, Batch(100, micro=30), seed=1, rank=1, world=2).batches()
+    shape = Shape(both.length, both.documents, 100, micro=30, rank=1, world=2)
+    batches = corpus.feed(shape, seed=1).batches()
     rows = np.concatenate([m.ids.numpy() for _ in range(20) for m in next(batches)[0]])
     assert rows.shape == (1000, 16)
     assert (rows == ord("Y")).any(1).mean() == pytest.approx(0.75, abs=0.06)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from dla.models.loss import IGNORED
 from dla.text import ByteTokenizer
-from dla.training.data.feed import DataError, Micro, ShardFeed, evaluation_batches, prefetched, reading
+from dla.training.data.feed import DataError, Micro, Shape, ShardFeed, evaluation_batches, prefetched, reading
 from dla.training.data.order import Mixture
 from dla.training.data.shard_writer import build
 from dla.training.data.shards import Shards
@@ -81,24 +81,24 @@ def joined(micros: list[Micro]) -> list[tuple[list[int], list[int], list[int]]]:
 
 
 def shard_feed(shards: list[Shards], **options: Any) -> ShardFeed:
-    return ShardFeed(
-        shards,
-        [1.0, 2.0],
-        **{"length": LENGTH, "documents": "packed", "sequences": 6, "micro": 0, "seed": 3, **options},
-    )
+    return ShardFeed(shards, [1.0, 2.0], shape_of(**options), 3)
+
+
+def shape_of(**options: Any) -> Shape:
+    return Shape(**{"length": LENGTH, "documents": "packed", "sequences": 6, **options})
 
 
 @pytest.mark.parametrize("documents", ["packed", "concatenated"])
 def test_every_token_and_target(shards: list[Shards], documents: str) -> None:
     sizes = [(len(flat(corpus)[0]) - 1) // LENGTH for corpus in CORPORA]
-    order = Mixture(sizes, [1.0, 2.0], 3)
+    sources, indices = Mixture(sizes, [1.0, 2.0], 3).lookup(0, 360)
     feed = shard_feed(shards, documents=documents)
     seen = set()
     for step, (micros, position) in enumerate(islice(feed.batches(), 60)):
         assert position == {"step": step + 1}
         assert micros[0].ids.dtype == micros[0].targets.dtype == torch.int64
         for row, got in enumerate(joined(micros)):
-            source, index = order[step * 6 + row]
+            source, index = int(sources[step * 6 + row]), int(indices[step * 6 + row])
             seen.add((source, index))
             assert got == expected_row(CORPORA[source], index, documents == "packed")
     assert len(seen) == sum(sizes)
@@ -106,7 +106,7 @@ def test_every_token_and_target(shards: list[Shards], documents: str) -> None:
 
 def test_the_end_token_is_predicted_and_predicts_nothing(tmp_path: Path) -> None:
     one = build(["abc", "defg", "hijklmn"], tmp_path / "x", ByteTokenizer(), tokenizer_name="bytes")
-    feed = ShardFeed([one], [1.0], length=16, documents="packed", sequences=1, micro=0, seed=0)
+    feed = ShardFeed([one], [1.0], Shape(16, "packed", 1), 0)
     ((micro,), _) = next(feed.batches())
     assert bytes(micro.ids[0].tolist()) == b"abc\0defg\0hijklmn"
     x = IGNORED
@@ -117,7 +117,7 @@ def test_the_end_token_is_predicted_and_predicts_nothing(tmp_path: Path) -> None
 
 def test_positions_only_where_a_document_begins_inside(tmp_path: Path) -> None:
     one = build(["a" * 15, "b" * 100], tmp_path / "x", ByteTokenizer(), tokenizer_name="bytes")
-    feed = ShardFeed([one], [1.0], length=16, documents="packed", sequences=7, micro=1, seed=0)
+    feed = ShardFeed([one], [1.0], Shape(16, "packed", 7, micro=1), 0)
     micros, _ = next(feed.batches())
     assert [micro.positions for micro in micros] == [None] * 7
     (first,) = [micro for micro in micros if micro.ids[0, 0] == ord("a")]
@@ -167,8 +167,7 @@ def stream_feed(kind: type[Rows] = Rows, **options: Any) -> StreamFeed:
     def open_source(source: Source) -> Rows:
         return kind(["", *CORPORA[int(source.path)], ""])
 
-    given = {"length": LENGTH, "documents": "packed", "sequences": 6, "micro": 0, "seed": 3, **options}
-    return StreamFeed([Source("0"), Source("1")], [1.0, 2.0], ByteTokenizer(), open_source=open_source, **given)
+    return StreamFeed([Source("0"), Source("1")], [1.0, 2.0], ByteTokenizer(), shape_of(**options), 3, open_source)
 
 
 @pytest.fixture(params=["shards", "rows", "knowing rows"])
@@ -233,17 +232,8 @@ def test_a_dataset_with_a_state_is_not_read_again(monkeypatch: pytest.MonkeyPatc
 
 
 def test_a_stream_without_text_is_refused() -> None:
-    feed = StreamFeed(
-        [Source("empty")],
-        [1.0],
-        ByteTokenizer(),
-        length=4,
-        documents="packed",
-        sequences=1,
-        micro=0,
-        seed=0,
-        open_source=lambda source: [{"text": ""}],
-    )
+    shape = Shape(4, "packed", 1)
+    feed = StreamFeed([Source("empty")], [1.0], ByteTokenizer(), shape, 0, lambda source: [{"text": ""}])
     with pytest.raises(ValueError, match="the source empty has no documents"):
         next(feed.batches())
 
@@ -255,16 +245,8 @@ def test_a_stream_of_the_datasets_library(tmp_path: Path) -> None:
         (tmp_path / f"{part}.jsonl").write_text("".join(json.dumps({"text": row}) + "\n" for row in rows))
 
     def feed() -> StreamFeed:
-        return StreamFeed(
-            [Source(f"hf:json:{tmp_path}/*.jsonl")],
-            [1.0],
-            ByteTokenizer(),
-            length=LENGTH,
-            documents="packed",
-            sequences=5,
-            micro=0,
-            seed=0,
-        )
+        sources = [Source(f"hf:json:{tmp_path}/*.jsonl")]
+        return StreamFeed(sources, [1.0], ByteTokenizer(), shape_of(sequences=5), 0)
 
     steps = list(islice(feed().batches(), 36))  # over two epochs
     got = [row for micros, _ in steps for row in joined(micros)]
@@ -293,8 +275,8 @@ def test_refusals(shards: list[Shards], wrong: dict[str, Any], message: str) -> 
 @pytest.mark.parametrize("sequences, micro", [(10, 0), (10, 2), (7, 3), (1, 2), (1000, 16)])
 def test_evaluation(shards: list[Shards], world: int, sequences: int, micro: int) -> None:
     def rank_of(rank: int, world: int) -> list[Micro]:
-        options: dict[str, Any] = {"length": LENGTH, "documents": "packed", "sequences": sequences, "micro": micro}
-        return list(evaluation_batches(shards, rank=rank, world=world, **options))
+        shape = shape_of(sequences=4 * world, micro=micro, rank=rank, world=world)  # of training, four a rank
+        return list(evaluation_batches(shards, shape, sequences))
 
     ranks = [rank_of(rank, world) for rank in range(world)]
     assert len({len(micros) for micros in ranks}) == 1
@@ -307,8 +289,7 @@ def test_evaluation(shards: list[Shards], world: int, sequences: int, micro: int
     if len(places) > 1:
         gaps = np.diff([*places, len(every)])
         assert gaps.max() - gaps.min() <= 1
-    if micro:
-        assert all(len(m.ids) <= micro for micros in ranks for m in micros)
+    assert all(len(m.ids) <= (micro or 4) for micros in ranks for m in micros)
 
 
 def threads() -> int:

@@ -14,8 +14,9 @@ from dla.fingerprint import vocabulary_fingerprint
 from dla.text import ByteTokenizer
 from dla.training.data.build import check, run
 from dla.training.data.encoding import encode, find_tokenizer
+from dla.training.data.shard_index import is_shards
 from dla.training.data.shard_writer import build
-from dla.training.data.shards import Shards, is_shards
+from dla.training.data.shards import Shards
 from tests.shared_data import DATA
 
 TOKENIZERS = DATA / "tokenizers"
@@ -276,20 +277,22 @@ def test_the_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     for i, text in enumerate(["one", "three", "fourteen"]):
         (tmp_path / f"{i}.txt").write_text(text)
     out = tmp_path / "out"
-    assert run([str(tmp_path / "0.txt"), str(tmp_path / "1.txt"), str(tmp_path / "2.txt")], out, shard_tokens=10) == 0
-    assert "fourteen" not in capsys.readouterr().out
-    assert check(out, as_json=True) == 0
+    built = run([str(tmp_path / f"{i}.txt") for i in range(3)], out, shard_tokens=10)
+    assert "fourteen" not in built.text
+    assert main(["data", "check", str(out), "--json"]) == 0
     about = json.loads(capsys.readouterr().out)
+    assert about == built.figures
     assert about["documents"] == 3 and about["tokens"] == 19 and about["longest_document"] == 9
     assert about["median_document"] == 6 and [s["tokens"] for s in about["shards"]] == [10, 9]
-    assert check(out) == 0
+    assert check(out) == built
+    assert main(["data", "check", str(out)]) == 0
     assert "longest document  9" in capsys.readouterr().out
     assert main(["data", "build", str(tmp_path / "0.txt"), str(out), "--shard-tokens", "10"]) == 2
-    assert capsys.readouterr().err.startswith(f"dla data: {out} was begun with source=")
+    assert capsys.readouterr().err.startswith(f"dla data build: {out} was begun with source=")
     (out / "tokens-00001.bin").write_bytes(b"x" * 18)
     assert main(["data", "check", str(out)]) == 2
     assert (
         capsys.readouterr().err
-        == f"dla data: {out}/tokens-00001.bin is corrupt: its sha256 is not that of index.json\n"
+        == f"dla data check: {out}/tokens-00001.bin is corrupt: its sha256 is not that of index.json\n"
     )
     assert main(["data", "build", str(tmp_path / "missing"), str(tmp_path / "new")]) == 2

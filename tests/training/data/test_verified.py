@@ -304,7 +304,7 @@ def test_indices_of_another_kind(
         Shards(folder)
     assert str(refused.value).startswith(f"{folder}/index.json: {said}")
     assert main(["data", "check", str(folder)]) == 2
-    assert capsys.readouterr().err == f"dla data: {refused.value}\n"
+    assert capsys.readouterr().err == f"dla data check: {refused.value}\n"
 
 
 @pytest.mark.parametrize("content", [b"", b"[" * 200_000, b"\xff\xfe", b"7", b'{"format": ' + b"1" * 9999 + b"}"])

@@ -1,8 +1,6 @@
 """`dla data build` and `dla data check`: tokens on disk, made once and used by many runs."""
 
 import hashlib
-import json
-import sys
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -10,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from dla.report import table
+from dla.report.found import Found
 from dla.training.data.documents import documents, source_fingerprint
 from dla.training.data.encoding import find_tokenizer
 from dla.training.data.shard_writer import SHARD_TOKENS, build
@@ -26,28 +25,23 @@ def run(
     subset: str = "",
     split: str = "train",
     shard_tokens: int = SHARD_TOKENS,
-    as_json: bool = False,
-) -> int:
-    """Write the documents of sources, one after another, to ``out`` as tokens; the exit code."""
+) -> Found:
+    """Write the documents of sources, one after another, to ``out`` as tokens, and describe them."""
     given = [Source(path, field=field, subset=subset, split=split) for path in sources]
-    if not given:
-        raise ValueError("no sources were given")
     try:
         key = hashlib.sha256("".join(source_fingerprint(source) for source in given).encode()).hexdigest()
         texts = chain.from_iterable(documents(source) for source in given)
         found = find_tokenizer(tokenizer)
-        shards = build(texts, out, found, tokenizer_name=tokenizer, source=key, shard_tokens=shard_tokens)
+        return _described(build(texts, out, found, tokenizer_name=tokenizer, source=key, shard_tokens=shard_tokens))
     except KeyboardInterrupt:
-        print(f"dla data: interrupted; the same command goes on with {out}", file=sys.stderr)
-        return 130
-    return _report(shards, as_json)
+        raise KeyboardInterrupt(f"before the end; the same command goes on with {out}") from None
 
 
-def check(folder: Path, as_json: bool = False) -> int:
-    """Compare all files of a folder of tokens with their sums, and describe it; the exit code."""
+def check(folder: Path) -> Found:
+    """Compare all files of a folder of tokens with their sums, and describe it."""
     shards = Shards(folder, verified=True)
     shards.verify()
-    return _report(shards, as_json)
+    return _described(shards)
 
 
 def summary(shards: Shards) -> dict[str, Any]:
@@ -66,16 +60,11 @@ def summary(shards: Shards) -> dict[str, Any]:
     }
 
 
-def _report(shards: Shards, as_json: bool) -> int:
+def _described(shards: Shards) -> Found:
     about = summary(shards)
-    if as_json:
-        print(json.dumps(about))
-        return 0
     rows = [{"": name.replace("_", " "), "value": _text(value)} for name, value in about.items() if name != "shards"]
-    print(table(rows).split("\n", 2)[2])
-    print()
-    print(table([{"shard": i, **shard} for i, shard in enumerate(about["shards"])]))
-    return 0
+    of_shards = table([{"shard": i, **shard} for i, shard in enumerate(about["shards"])])
+    return Found(table(rows).split("\n", 2)[2] + "\n\n" + of_shards, about)
 
 
 def _text(value: Any) -> str:

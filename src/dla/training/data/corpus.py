@@ -1,22 +1,24 @@
 """From a recipe's data to what the training loop reads: sources are opened, tokenised once, checked and split."""
 
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
 from dla.fingerprint import json_fingerprint, vocabulary_fingerprint
 from dla.training.data.documents import documents, is_hub, source_fingerprint
 from dla.training.data.encoding import find_tokenizer
-from dla.training.data.feed import ShardFeed
+from dla.training.data.feed import Shape, ShardFeed
+from dla.training.data.shard_index import is_shards
 from dla.training.data.shard_writer import build
-from dla.training.data.shards import Shards, is_shards
+from dla.training.data.shards import Shards
 from dla.training.data.stream import StreamFeed
-from dla.training.recipe import Batch, Data, Source
+from dla.training.recipe import Data, Source
+from dla.typed import convert
 
-__all__ = ["Corpus", "open_corpus", "feed_of", "find_tokenizer"]
+Feed = ShardFeed | StreamFeed
 
 HUB_VALIDATION = 10_000  # documents of a dataset of the hub that are read for validation, which are kept as tokens
 SEARCHED = 1_000_000  # documents; a share that holds none of them has to be of more
@@ -36,6 +38,13 @@ class Corpus:
     validation: list[Shards]
     tokenizer: Any
 
+    def feed(self, shape: Shape, seed: int) -> Feed:
+        """The training batches of a rank."""
+        if self.train is not None:
+            return ShardFeed(self.train, self.weights, shape, seed)
+        assert self.streams is not None
+        return StreamFeed(self.streams, self.weights, self.tokenizer, shape, seed)
+
     @property
     def fingerprint(self) -> str:
         """Changes with the training tokens; of streams nothing is known."""
@@ -45,14 +54,7 @@ class Corpus:
         return json_fingerprint(about, sort_keys=False)[:16]
 
 
-def open_corpus(
-    data: Data,
-    vocab_size: int,
-    *,
-    main: bool = True,
-    wait: Callable[[], None] = lambda: None,
-    progress: bool = True,
-) -> Corpus:
+def open_corpus(data: Data, vocab_size: int, *, main: bool = True, wait: Callable[[], None] = lambda: None) -> Corpus:
     """Open a recipe's data for a model of ``vocab_size`` tokens.
 
     Files are tokenised into ``data.cache`` by the ``main`` process, once; ``wait``, which every process calls once,
@@ -62,20 +64,26 @@ def open_corpus(
     Raises:
         ValueError: where something does not fit, in one line.
     """
-    _check(data)
+    convert("data", data, Data)
+    streamed = [source.path for source in data.train if is_hub(source)]
+    if streamed and len(streamed) < len(data.train):
+        raise ValueError(
+            f"data.train has streamed sources ({streamed[0]}) beside others; make tokens of the streamed ones first: "
+            "dla data build"
+        )
     tokenizer = find_tokenizer(data.tokenizer, vocab_size)
-    preparation = _Preparation(data, tokenizer, vocab_size, progress)
-    streamed = is_hub(data.train[0])
-    train = [] if streamed else [preparation.training(source) for source in data.train]
-    validation = [preparation.whole(source) for source in data.validation]
+    preparation = _Preparation(data, tokenizer, vocab_size)
+    holdout = 0 if data.validation else data.holdout
+    train = [] if streamed else [preparation.parts(source, holdout) for source in data.train]
+    validation = [preparation.parts(source, 0) for source in data.validation]
     if main:
-        for part in [*train, *validation]:
-            part.prepare()
+        for part in chain(*train, *validation):
+            preparation.make(part)
     wait()
-    opened = [part.open() for part in train]
-    held = [shards for _, shards in opened if shards is not None] + [part.open()[0] for part in validation]
+    opened = [preparation.open(parts, holdout) for parts in train]
+    held = [shards[1] for shards in opened if holdout] + [preparation.open(parts, 0)[0] for parts in validation]
     return Corpus(
-        None if streamed else [shards for shards, _ in opened],
+        None if streamed else [shards[0] for shards in opened],
         list(data.train) if streamed else None,
         [source.weight for source in data.train],
         held,
@@ -83,123 +91,93 @@ def open_corpus(
     )
 
 
-def feed_of(
-    corpus: Corpus, data: Data, batch: Batch, seed: int, rank: int = 0, world: int = 1
-) -> ShardFeed | StreamFeed:
-    """The training batches of a rank."""
-    shape: dict[str, Any] = {
-        "length": data.length,
-        "documents": data.documents,
-        "sequences": batch.sequences,
-        "micro": batch.micro,
-        "seed": seed,
-        "rank": rank,
-        "world": world,
-    }
-    if corpus.train is not None:
-        return ShardFeed(corpus.train, corpus.weights, **shape)
-    assert corpus.streams is not None
-    return StreamFeed(corpus.streams, corpus.weights, corpus.tokenizer, **shape)
-
-
 @dataclass
 class _Part:
-    """A source as folders of tokens: made by ``prepare`` if need be, then opened as (shards, held out or None)."""
+    """Documents of a source as a folder of tokens: those whose number is to be kept (None: all)."""
 
-    prepare: Callable[[], None]
-    open: Callable[[], tuple[Shards, Shards | None]]
+    source: Source
+    folder: Path
+    keep: Callable[[int], bool] | None = None
 
 
 class _Preparation:
     """How the sources of a recipe become tokens."""
 
-    def __init__(self, data: Data, tokenizer: Any, vocab_size: int, progress: bool) -> None:
-        self.data, self.tokenizer, self.vocab_size, self.progress = data, tokenizer, vocab_size, progress
+    def __init__(self, data: Data, tokenizer: Any, vocab_size: int) -> None:
+        self.data, self.tokenizer, self.vocab_size = data, tokenizer, vocab_size
         self.tokenizer_key = vocabulary_fingerprint(tokenizer)
 
-    def whole(self, source: Source) -> _Part:
-        """All of a source, nothing held out."""
-        made = is_shards(source.path)
-        folder = Path(source.path) if made else self.folder(source, ALL)
-        return _Part(
-            lambda: self.verify(folder) if made else self.build(source, folder),
-            lambda: (self.long_enough(self.open(source, folder), source.path), None),
-        )
-
-    def training(self, source: Source) -> _Part:
-        """A source without what is held out of it."""
-        whole = self.whole(source)
-        if self.data.validation or self.data.holdout == 0:
-            return whole
+    def parts(self, source: Source, holdout: float) -> list[_Part]:
+        """The folders of a source: one, which may be there, or one to train on and one that is held out."""
         if is_shards(source.path):
-            return _Part(whole.prepare, lambda: self.split(whole.open()[0], source.path))
-        held = Holdout(self.data.holdout, source)
-        if held.single:
-            return _Part(whole.prepare, lambda: self.split(whole.open()[0], source.path))
-        first, second = self.folder(source, TRAIN), self.folder(source, VALIDATION)
-
-        def prepare() -> None:
-            self.build(source, first, lambda number: number not in held)
-            self.build(source, second, lambda number: number in held)
-
-        return _Part(prepare, lambda: self.pair(self.open(source, first), self.open(source, second), source.path))
+            return [_Part(source, Path(source.path))]
+        held = Holdout(holdout, source) if holdout else None
+        if held is None or held.single:
+            return [_Part(source, self.folder(source, ALL))]
+        return [
+            _Part(source, self.folder(source, TRAIN), lambda number: number not in held),
+            _Part(source, self.folder(source, VALIDATION), lambda number: number in held),
+        ]
 
     def folder(self, source: Source, part: str) -> Path:
         about = [source_fingerprint(source), self.tokenizer_key, part, None if part == ALL else self.data.holdout]
         return Path(self.data.cache) / json_fingerprint(about)[:20]
 
-    def build(self, source: Source, folder: Path, keep: Callable[[int], bool] | None = None) -> None:
-        texts: Iterator[str] = documents(source)
-        if is_hub(source):
-            texts = islice(texts, HUB_VALIDATION)
+    def make(self, part: _Part) -> None:
+        """Write the tokens, or read those that somebody else made: the other processes will find that it was done."""
+        source = part.source
+        if is_shards(source.path):
+            Shards(part.folder)
+            return
+        texts = documents(source)
         build(
-            texts,
-            folder,
+            islice(texts, HUB_VALIDATION) if is_hub(source) else texts,
+            part.folder,
             self.tokenizer,
             tokenizer_name=self.data.tokenizer,
             source=source_fingerprint(source),
-            keep=keep,
-            progress=self.progress,
+            keep=part.keep,
         )
 
-    def verify(self, folder: Path) -> None:
-        """Read tokens that somebody else made, the first time; the other processes will find that it was done."""
-        Shards(folder)
+    def open(self, parts: list[_Part], holdout: float) -> list[Shards]:
+        """The tokens of a source and, if there is to be a holdout, those of it."""
+        name = parts[0].source.path
+        opened = [self.fitting(Shards(part.folder), name) for part in parts]
+        if len(opened) == 1:
+            self.check_length(opened[0], name)
+            if not holdout:
+                return opened
+            opened = self.split(opened[0])
+        self.check_length(opened[0], f"{name}, without what is held out,")
+        self.check_length(opened[1], f"what data.holdout={holdout} leaves of {name} for validation")
+        return opened
 
-    def open(self, source: Source, folder: Path) -> Shards:
-        """The tokens of a folder, if they are this model's."""
-        shards = Shards(folder)
+    def fitting(self, shards: Shards, name: str) -> Shards:
+        """The same, if they are this model's."""
         if shards.tokenizer_fingerprint != self.tokenizer_key:
             raise ValueError(
-                f"{source.path} was built with another tokenizer ({shards.tokenizer_name}) "
+                f"{name} was built with another tokenizer ({shards.tokenizer_name}) "
                 f"than data.tokenizer, {self.data.tokenizer}"
             )
         if shards.vocab_size > self.vocab_size:
-            raise ValueError(f"{source.path} has {shards.vocab_size} kinds of tokens, vocab_size is {self.vocab_size}")
+            raise ValueError(f"{name} has {shards.vocab_size} kinds of tokens, vocab_size is {self.vocab_size}")
         return shards
 
-    def split(self, shards: Shards, name: str) -> tuple[Shards, Shards]:
+    def split(self, shards: Shards) -> list[Shards]:
         """The first tokens, and the last share of them; that begins with a document where one is near."""
         length = self.data.length
         held = max(1, round((shards.tokens - 1) // length * self.data.holdout)) * length
         cut = max(1, shards.tokens - held - 1)
         starts = shards.document_starts(cut - 1, min(shards.tokens - length, cut + held // 2))
         begin = int(starts[0]) if len(starts) else cut
-        return self.pair(shards.part(0, cut), shards.part(begin, shards.tokens), name)
+        return [shards.part(0, cut), shards.part(begin, shards.tokens)]
 
-    def pair(self, train: Shards, validation: Shards, name: str) -> tuple[Shards, Shards]:
-        return (
-            self.long_enough(train, f"{name}, without what is held out,"),
-            self.long_enough(validation, f"what data.holdout={self.data.holdout} leaves of {name} for validation"),
-        )
-
-    def long_enough(self, shards: Shards, name: str) -> Shards:
+    def check_length(self, shards: Shards, name: str) -> None:
         if shards.tokens <= self.data.length:
             raise ValueError(
                 f"{name} has {shards.tokens} tokens, fewer than the {self.data.length + 1} "
                 f"of a sequence of data.length={self.data.length} and its last target"
             )
-        return shards
 
 
 class Holdout:
@@ -220,16 +198,3 @@ def _hashed(number: int) -> float:
     """In [0, 1)."""
     digest = hashlib.blake2b(number.to_bytes(8, "little"), digest_size=8).digest()
     return (int.from_bytes(digest, "little") >> 11) * 2.0**-53
-
-
-def _check(data: Data) -> None:
-    if not data.train:
-        raise ValueError("data.train has no sources")
-    if not 0 <= data.holdout < 1:
-        raise ValueError(f"data.holdout must be at least 0 and below 1, got {data.holdout}")
-    streamed = [source.path for source in data.train if is_hub(source)]
-    if streamed and len(streamed) < len(data.train):
-        raise ValueError(
-            f"data.train has streamed sources ({streamed[0]}) beside others; make tokens of the streamed ones first: "
-            "dla data build"
-        )

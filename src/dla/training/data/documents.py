@@ -7,11 +7,12 @@ import sys
 import sysconfig
 import zlib
 from collections.abc import Iterable, Iterator
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import IO, Any
 
 from dla.fingerprint import json_fingerprint
+from dla.text import first_line
 from dla.training.recipe import Source
 
 HUB = "hf:"
@@ -27,14 +28,11 @@ def documents(source: Source) -> Iterator[str]:
     Bytes of text files that are no UTF-8 come as surrogate escapes, so that nothing is lost here: bytes as tokens need
     them as they were, and what other tokenizers cannot take is replaced where they are called.
     """
-    texts = _hub_documents(source) if is_hub(source) else _file_documents(source)
-    texts = (text for text in texts if text)
-    empty = True
-    for text in islice(texts, source.first or None):
-        empty = False
-        yield text
-    if empty:
+    texts = filter(None, _hub_documents(source) if is_hub(source) else _file_documents(source))
+    first = next(texts, None)
+    if first is None:
         raise ValueError(f"the source {source.path} has no documents with text")
+    yield from islice(chain([first], texts), source.first or None)
 
 
 def is_hub(source: Source) -> bool:
@@ -65,8 +63,7 @@ def hub_dataset(source: Source) -> Any:
     try:
         rows = load_dataset(name, source.subset or None, data_files=files or None, split=source.split, streaming=True)
     except Exception as e:  # whatever the hub, the network or a builder may say
-        reason = (str(e).strip() or type(e).__name__).splitlines()[0]
-        raise ValueError(f"the source {source.path} cannot be loaded: {reason}") from e
+        raise ValueError(f"the source {source.path} cannot be loaded: {first_line(e)}") from e
     return rows.take(source.first) if source.first else rows
 
 
@@ -88,14 +85,16 @@ def _hub_documents(source: Source) -> Iterator[str]:
 def _file_documents(source: Source) -> Iterator[str]:
     for _, path in _files(source):
         kind = Path(path.stem).suffix if path.suffix == ".gz" else path.suffix
-        if kind in (".jsonl", ".json"):
-            yield from _json_lines(path, source.field)
-        elif path.suffix == ".parquet":
-            yield from _parquet(path, source.field)
-        elif path.suffix == ".arrow":
-            yield from _arrow(path, source.field)
-        else:
-            yield _text(path)
+        if path.suffix in (".parquet", ".arrow"):
+            yield from _columns(path, source.field)
+            continue
+        try:
+            if kind in (".jsonl", ".json"):
+                yield from _json_lines(path, source.field)
+            else:
+                yield _text(path)
+        except (OSError, EOFError, zlib.error) as e:
+            raise ValueError(f"{path} cannot be read: {e}") from e
 
 
 def _files(source: Source) -> list[tuple[str, Path]]:
@@ -124,86 +123,56 @@ def _open(path: Path) -> IO[bytes]:
 
 
 def _text(path: Path) -> str:
-    try:
-        with _open(path) as file:
-            head = file.read(PROBE)
-            if b"\0" in head:
-                raise ValueError(f"{path} is no text: there are NUL bytes in it")
-            return (head + file.read()).decode("utf-8", errors="surrogateescape")
-    except (OSError, EOFError, zlib.error) as e:
-        raise ValueError(f"{path} cannot be read: {e}") from e
+    with _open(path) as file:
+        head = file.read(PROBE)
+        if b"\0" in head:
+            raise ValueError(f"{path} is no text: there are NUL bytes in it")
+        return (head + file.read()).decode("utf-8", errors="surrogateescape")
 
 
 def _json_lines(path: Path, field: str) -> Iterator[str]:
-    for number, line in enumerate(_lines(path), 1):
-        where = f"line {number} of {path}"
-        if not line.strip():
-            continue
-        try:
-            row = json.loads(line)
-        except (ValueError, RecursionError) as e:
-            raise ValueError(f"{where} is no JSON: {e}") from e
-        if not isinstance(row, dict):
-            raise ValueError(f"{where} is a {type(row).__name__}, accepted is one JSON object a line")
-        yield text_of(row, field, where)
+    with _open(path) as file:
+        for number, line in enumerate(file, 1):
+            where = f"line {number} of {path}"
+            if not line.strip():
+                continue
+            try:
+                row = json.loads(line)
+            except (ValueError, RecursionError) as e:
+                raise ValueError(f"{where} is no JSON: {e}") from e
+            if not isinstance(row, dict):
+                raise ValueError(f"{where} is a {type(row).__name__}, accepted is one JSON object a line")
+            yield text_of(row, field, where)
 
 
-def _lines(path: Path) -> Iterator[bytes]:
-    try:
-        with _open(path) as file:
-            yield from file
-    except (OSError, EOFError, zlib.error) as e:
-        raise ValueError(f"{path} cannot be read: {e}") from e
-
-
-def _parquet(path: Path, field: str) -> Iterator[str]:
-    pyarrow = _pyarrow(path)
-    try:
-        with pyarrow.parquet.ParquetFile(path) as file:
-            _check_column(path, field, file.schema_arrow.names)
-            for batch in file.iter_batches(batch_size=1024, columns=[field]):
-                yield from _column(path, field, batch)
-    except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as e:
-        raise ValueError(f"{path} cannot be read: {' '.join(str(e).split())}") from e
-
-
-def _arrow(path: Path, field: str) -> Iterator[str]:
-    """Both forms of Arrow's IPC: the file with its index at the end, and the stream, which datasets writes."""
-    pyarrow = _pyarrow(path)
-    try:
-        with pyarrow.memory_map(str(path)) as mapped:
-            if mapped.read(6) == b"ARROW1":
-                reader = pyarrow.ipc.open_file(mapped)
-                batches = (reader.get_batch(i) for i in range(reader.num_record_batches))
-            else:
-                mapped.seek(0)
-                reader = batches = pyarrow.ipc.open_stream(mapped)
-            _check_column(path, field, reader.schema.names)
-            for batch in batches:
-                yield from _column(path, field, batch)
-    except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as e:
-        raise ValueError(f"{path} cannot be read: {' '.join(str(e).split())}") from e
-
-
-def _pyarrow(path: Path) -> Any:
+def _columns(path: Path, field: str) -> Iterator[str]:
+    """Of Parquet, and of both forms of Arrow's IPC: the file with its index, and the stream, which datasets writes."""
     try:
         import pyarrow.ipc  # type: ignore[import-untyped]
         import pyarrow.parquet  # type: ignore[import-untyped]
     except ImportError as e:
         raise ValueError(f"{path} needs pyarrow: pip install pyarrow") from e
-    return pyarrow
-
-
-def _check_column(path: Path, field: str, names: list[str]) -> None:
-    if field not in names:
-        raise ValueError(f"{path} has no {field!r}; {_keys_there(field, names)}")
-
-
-def _column(path: Path, field: str, batch: Any) -> Iterator[str]:
-    column = batch.column(field)
-    column.validate(full=True)  # what points outside of the file would end the process
-    for i, value in enumerate(column.to_pylist()):
-        yield text_of({field: value}, field, f"row {i} of a batch of {path}")
+    try:
+        with pyarrow.memory_map(str(path)) as mapped:
+            if path.suffix == ".parquet":
+                reader = pyarrow.parquet.ParquetFile(mapped)
+                names, batches = reader.schema_arrow.names, reader.iter_batches(batch_size=1024, columns=[field])
+            elif mapped.read(6) == b"ARROW1":
+                reader = pyarrow.ipc.open_file(mapped)
+                names, batches = reader.schema.names, map(reader.get_batch, range(reader.num_record_batches))
+            else:
+                mapped.seek(0)
+                batches = pyarrow.ipc.open_stream(mapped)
+                names = batches.schema.names
+            if field not in names:
+                raise ValueError(f"{path} has no {field!r}; {_keys_there(field, names)}")
+            for batch in batches:
+                column = batch.column(field)
+                column.validate(full=True)  # what points outside of the file would end the process
+                for i, value in enumerate(column.to_pylist()):
+                    yield text_of({field: value}, field, f"row {i} of a batch of {path}")
+    except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as e:
+        raise ValueError(f"{path} cannot be read: {' '.join(str(e).split())}") from e
 
 
 def _keys_there(field: str, names: Iterable[str]) -> str:

@@ -3,6 +3,7 @@
 import contextlib
 import queue
 import threading
+from bisect import bisect
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
@@ -57,7 +58,10 @@ class Excerpt:
 
 @dataclass(frozen=True)
 class Shape:
-    """How a step is cut: ``sequences`` of ``length`` tokens over ``world`` ranks, ``micro`` (0: all) at a time."""
+    """How a step is cut: ``sequences`` of ``length`` tokens over ``world`` ranks, ``micro`` (0: all) at a time.
+
+    documents: "packed" (one knows nothing of the one before) or "concatenated". rank: which process this one is.
+    """
 
     length: Count
     documents: Documents
@@ -78,9 +82,13 @@ class Shape:
         """Of a rank."""
         return self.sequences // self.world
 
+    @property
+    def most(self) -> int:
+        """Of a micro-batch."""
+        return self.micro or self.rows
+
     def micros(self, rows: Sequence[Excerpt]) -> list[Micro]:
-        size = self.micro or len(rows)
-        return [stack(rows[i : i + size], self.documents) for i in range(0, len(rows), size)]
+        return [stack(rows[i : i + self.most], self.documents) for i in range(0, len(rows), self.most)]
 
 
 def stack(rows: Sequence[Excerpt], documents: Documents) -> Micro:
@@ -91,13 +99,13 @@ def stack(rows: Sequence[Excerpt], documents: Documents) -> Micro:
     tokens = torch.from_numpy(np.stack([row.tokens for row in rows]))
     ids, targets = tokens[:, :-1].clone(), tokens[:, 1:].clone()  # not views of one another, whatever B is
     if documents == "concatenated":
-        return Micro(ids, targets, None)
+        return Micro(ids, targets)
     line = np.repeat(np.arange(len(rows)), [len(row.starts) for row in rows])
     column = np.concatenate([row.starts for row in rows])
     targets.numpy()[line, column - 1] = IGNORED
     inside = column < ids.shape[1]
     if not inside.any():
-        return Micro(ids, targets, None)
+        return Micro(ids, targets)
     begin = np.zeros(ids.shape, dtype=np.int64)
     begin[line[inside], column[inside]] = column[inside]
     begin = np.maximum.accumulate(begin, axis=1)
@@ -114,42 +122,19 @@ def sequences_of(shards: Shards, length: int) -> int:
     return count
 
 
-def read_row(shards: Shards, index: int, length: int, documents: Documents) -> Excerpt:
-    start, stop = index * length, (index + 1) * length + 1
-    packed = documents == "packed"
+def read_row(shards: Shards, index: int, shape: Shape) -> Excerpt:
+    start, stop = index * shape.length, (index + 1) * shape.length + 1
+    packed = shape.documents == "packed"
     starts = shards.document_starts(start, stop) - start if packed else np.empty(0, dtype=np.int64)
     return Excerpt(shards.read(start, stop), starts)
 
 
 class ShardFeed:
-    """Sequences of tokens on disk, in a random order by weight.
+    """Sequences of tokens on disk, in a random order, of each source as many as its weight says."""
 
-    Args:
-        shards, weights: the sources, and their shares of the sequences.
-        length: tokens of a sequence.
-        documents: "packed" (a document knows nothing of the one before) or "concatenated".
-        sequences: of a step, over all ranks; a multiple of ``world``.
-        micro: of a micro-batch; 0: all that the rank has.
-        seed: of the order.
-        rank, world: which of how many processes this one is.
-    """
-
-    def __init__(
-        self,
-        shards: Sequence[Shards],
-        weights: Sequence[float],
-        *,
-        length: int,
-        documents: Documents,
-        sequences: int,
-        micro: int,
-        seed: int,
-        rank: int = 0,
-        world: int = 1,
-    ) -> None:
-        self.shape = Shape(length, documents, sequences, micro, rank, world)
-        self.shards = list(shards)
-        self.mixture = Mixture([sequences_of(s, length) for s in self.shards], weights, seed)
+    def __init__(self, shards: Sequence[Shards], weights: Sequence[float], shape: Shape, seed: int) -> None:
+        self.shards, self.shape = list(shards), shape
+        self.mixture = Mixture([sequences_of(s, shape.length) for s in self.shards], weights, seed)
 
     def check(self, position: Position) -> None:
         """Refuse a position that is none of this feed's."""
@@ -165,46 +150,27 @@ class ShardFeed:
             for i in range(LOOKUP):
                 begin = i * shape.sequences + shape.rank * shape.rows
                 mine = slice(begin, begin + shape.rows)
-                rows = [
-                    read_row(self.shards[source], index, shape.length, shape.documents)
-                    for source, index in zip(sources[mine].tolist(), indices[mine].tolist(), strict=True)
-                ]
+                places = zip(sources[mine].tolist(), indices[mine].tolist(), strict=True)
+                rows = [read_row(self.shards[source], index, shape) for source, index in places]
                 step += 1
                 yield shape.micros(rows), {"step": step}
 
 
-def evaluation_batches(
-    shards: Sequence[Shards],
-    *,
-    length: int,
-    documents: Documents,
-    sequences: int,
-    micro: int,
-    rank: int = 0,
-    world: int = 1,
-) -> Iterator[Micro]:
-    """A rank's share of ``sequences`` sequences, spread evenly over the data, the same at every call.
+def evaluation_batches(shards: Sequence[Shards], shape: Shape, sequences: int) -> Iterator[Micro]:
+    """A rank's share of ``sequences`` sequences, not a step's, spread evenly over the data, the same at every call.
 
     All ranks get the same number of micro-batches; those that have fewer sequences get some without targets.
     """
-    shape = Shape(length, documents, sequences * world, micro, rank, world)
-    ends = list(accumulate(sequences_of(s, length) for s in shards))
-    count = min(sequences, ends[-1])
-    chosen = np.arange(count) * ends[-1] // count
-    mine = chosen[rank::world]
-    most = -(-count // world)
-    size = micro or most
-    for first in range(0, most, size):
+    offsets = [0, *accumulate(sequences_of(s, shape.length) for s in shards)]
+    count = min(sequences, offsets[-1])
+    mine = (np.arange(count) * offsets[-1] // count)[shape.rank :: shape.world]
+    nothing = Micro(torch.zeros(1, shape.length, dtype=torch.int64), torch.full((1, shape.length), IGNORED))
+    for first in range(0, -(-count // shape.world), shape.most):
         rows = []
-        for number in mine[first : first + size].tolist():
-            which = int(np.searchsorted(ends, number, side="right"))
-            index = number - (ends[which - 1] if which else 0)
-            rows.append(read_row(shards[which], index, length, documents))
-        yield stack(rows, shape.documents) if rows else _nothing(length)
-
-
-def _nothing(length: int) -> Micro:
-    return Micro(torch.zeros(1, length, dtype=torch.int64), torch.full((1, length), IGNORED), None)
+        for number in mine[first : first + shape.most].tolist():
+            which = bisect(offsets, number) - 1
+            rows.append(read_row(shards[which], number - offsets[which], shape))
+        yield stack(rows, shape.documents) if rows else nothing
 
 
 def reading(items: Iterable[Item]) -> Generator[Item, None, None]:

@@ -4,7 +4,6 @@ import hashlib
 import math
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import overload
 
 import numpy as np
 
@@ -18,28 +17,22 @@ def key_of(*numbers: int) -> int:
     return int.from_bytes(hashlib.blake2b(repr(numbers).encode(), digest_size=8).digest(), "little")
 
 
-@overload
-def permuted(index: int, size: int, key: int) -> int: ...
-@overload
-def permuted(index: np.ndarray, size: int, key: int) -> np.ndarray: ...
-def permuted(index: int | np.ndarray, size: int, key: int) -> int | np.ndarray:
-    """Where a pseudo-random permutation of range(size), one for each key, puts ``index`` (an integer or an array).
+def permuted(index: np.ndarray, size: int, key: int) -> np.ndarray:
+    """Where a pseudo-random permutation of range(size), one for each key, puts every ``index`` [N]: int64.
 
     A Feistel network permutes the next power of four; what falls outside of range(size) goes through it again, until
     it is inside.
     """
     if not 1 <= size <= 2**62:
         raise ValueError(f"size must be in 1 … 2**62, got {size}")
-    given = np.asarray(index)
-    if given.size and (given.min() < 0 or given.max() >= size):
-        raise ValueError(f"index must be in 0 … {size - 1}, got {given.min()} … {given.max()}")
+    if index.size and (index.min() < 0 or index.max() >= size):
+        raise ValueError(f"index must be in 0 … {size - 1}, got {index.min()} … {index.max()}")
     half = max(1, ((size - 1).bit_length() + 1) // 2)
     keys = _round_keys(key)
-    x = _feistel(given.astype(np.uint64).reshape(-1), half, keys)
+    x = _feistel(index.astype(np.uint64), half, keys)
     while (outside := np.flatnonzero(x >= size)).size:
         x[outside] = _feistel(x[outside], half, keys)
-    out = x.astype(np.int64).reshape(given.shape)
-    return out if isinstance(index, np.ndarray) else int(out)
+    return x.astype(np.int64)
 
 
 @lru_cache(maxsize=1024)
@@ -81,11 +74,6 @@ class Mixture:
         if len(self.sizes) != self.draws.sources:
             raise ValueError(f"sizes has {len(self.sizes)} entries, weights {self.draws.sources}")
 
-    def __getitem__(self, number: int) -> tuple[int, int]:
-        """(source, sequence in the source) of a sequence of the series."""
-        sources, indices = self.lookup(number, number + 1)
-        return int(sources[0]), int(indices[0])
-
     def lookup(self, start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
         """The sources and sequences [stop - start] at these places of the series."""
         sources, turns = self.draws.lookup(start, stop)
@@ -109,40 +97,27 @@ class Draws:
         self._shares = np.cumsum(weights) / math.fsum(weights)
         self._key = key_of(seed, -1)
         self._before = [np.zeros(self.sources, dtype=np.int64)]  # of each source, before each block
-        self._last: tuple[int, np.ndarray] = (0, self._draw(0))
 
     def lookup(self, start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
         """The sources at these places, and how often each had been drawn before: two of [stop - start] int64."""
-        if not 0 <= start <= stop:
-            raise ValueError(f"start, stop must be 0 <= start <= stop, got {start}, {stop}")
         if self.sources == 1:
             turns = np.arange(start, stop)
             return np.zeros_like(turns), turns
-        found = [self._in_block(block, start, stop) for block in range(start // BLOCK, -(-stop // BLOCK))]
-        if not found:
-            return np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64)
-        return np.concatenate([s for s, _ in found]), np.concatenate([t for _, t in found])
+        first, last = start // BLOCK, max(start, stop - 1) // BLOCK
+        found = [self._block(block) for block in range(first, last + 1)]
+        part = slice(start - first * BLOCK, stop - first * BLOCK)
+        return np.concatenate([s for s, _ in found])[part], np.concatenate([t for _, t in found])[part]
 
-    def _in_block(self, block: int, start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
-        drawn, before = self._block(block), self._counts(block)
-        turns = np.empty_like(drawn)
-        for source in range(self.sources):
-            here = drawn == source
-            turns[here] = before[source] + np.arange(int(here.sum()))
-        part = slice(max(0, start - block * BLOCK), min(BLOCK, stop - block * BLOCK))
-        return drawn[part], turns[part]
-
-    def _counts(self, block: int) -> np.ndarray:
-        """[sources] how often each is drawn before a block."""
+    def _block(self, block: int) -> tuple[np.ndarray, np.ndarray]:
         while len(self._before) <= block:
-            drawn = self._block(len(self._before) - 1)
-            self._before.append(self._before[-1] + np.bincount(drawn, minlength=self.sources))
-        return self._before[block]
-
-    def _block(self, block: int) -> np.ndarray:
-        if self._last[0] != block:
-            self._last = (block, self._draw(block))
-        return self._last[1]
+            counts = np.bincount(self._draw(len(self._before) - 1), minlength=self.sources)
+            self._before.append(self._before[-1] + counts)
+        drawn = self._draw(block)
+        turns = np.empty_like(drawn)
+        for source, before in enumerate(self._before[block]):
+            here = drawn == source
+            turns[here] = before + np.arange(int(here.sum()))
+        return drawn, turns
 
     def _draw(self, block: int) -> np.ndarray:
         """[BLOCK] the sources of a block: raw bits of a counter-based generator, which no version of NumPy changes."""

@@ -3,14 +3,14 @@
 import contextlib
 import hashlib
 import json
-import os
-import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
+from tqdm import tqdm  # type: ignore[import-untyped]
 
+from dla.files import PART, settle, write_whole
 from dla.fingerprint import vocabulary_fingerprint
 from dla.training.data.encoding import encode, end_token, vocabulary_size
 from dla.training.data.shard_index import DTYPES, ENDS_DTYPE, FORMAT, INDEX, ends_file, read_index, token_file
@@ -31,9 +31,7 @@ def build(
     tokenizer_name: str,
     source: str = "",
     shard_tokens: int = SHARD_TOKENS,
-    total: int | None = None,
     keep: Callable[[int], bool] | None = None,
-    progress: bool = True,
 ) -> Shards:
     """Write documents to ``folder`` as tokens, an end token after each.
 
@@ -45,9 +43,7 @@ def build(
         tokenizer_name: for people; what counts is the tokenizer's fingerprint.
         source: a fingerprint of the documents; a folder that was begun with another is refused.
         shard_tokens: a shard ends before the document that would make it longer; a longer document is one by itself.
-        total: documents there are, for the progress bar.
         keep: which documents, by number, go in; None: all.
-        progress: show a bar.
     """
     if shard_tokens < 1:
         raise ValueError(f"shard_tokens must be at least 1, got {shard_tokens}")
@@ -55,16 +51,15 @@ def build(
     with _locked(folder):
         index = _begin(folder, _settings(tokenizer, tokenizer_name, source, shard_tokens))
         if not index["complete"]:
-            _write_shards(_Writer(folder, index, tokenizer, shard_tokens), documents, total, keep, progress)
+            _write_shards(_Writer(folder, index, tokenizer), documents, keep)
     return Shards(folder)
 
 
 class _Writer:
     """Gathers tokens for one shard after another; what is finished is in the index."""
 
-    def __init__(self, folder: Path, index: dict[str, Any], tokenizer: Any, shard_tokens: int) -> None:
+    def __init__(self, folder: Path, index: dict[str, Any], tokenizer: Any) -> None:
         self.folder, self.index, self.tokenizer = folder, index, tokenizer
-        self.shard_tokens, self.dtype = shard_tokens, DTYPES[index["dtype"]]
         self._file: IO[bytes] | None = None
         self._reset()
 
@@ -82,11 +77,11 @@ class _Writer:
         for number, ids in zip(numbers, encode(self.tokenizer, texts), strict=True):
             if int(ids.max()) >= self.index["vocab_size"]:
                 raise ValueError(f"the tokenizer gave token {ids.max()}, but it has {self.index['vocab_size']} tokens")
-            if self._ends and self._tokens + len(ids) > self.shard_tokens:
+            if self._ends and self._tokens + len(ids) > self.index["shard_tokens"]:
                 self.finish_shard(number)
-            data = ids.astype(self.dtype, copy=False).tobytes()
+            data = ids.astype(DTYPES[self.index["dtype"]], copy=False).tobytes()
             if self._file is None:
-                self._file = _temporary(self.folder / token_file(len(self.index["shards"]))).open("wb")
+                self._file = (self.folder / (token_file(len(self.index["shards"])) + PART)).open("wb")
             self._file.write(data)
             self._hash.update(data)
             self._tokens += len(ids)
@@ -97,10 +92,10 @@ class _Writer:
         if self._file is None:
             return
         number = len(self.index["shards"])
-        _settle(self._file, self.folder / token_file(number))
+        settle(self._file, self.folder / token_file(number))
         self._file = None
         ends = np.array(self._ends, dtype=ENDS_DTYPE).tobytes()
-        _write(self.folder / ends_file(number), ends)
+        write_whole(self.folder / ends_file(number), ends)
         sums = {"tokens": self._hash.hexdigest(), "ends": hashlib.sha256(ends).hexdigest()}
         shard = {"tokens": self._tokens, "documents": len(self._ends), "read": read, "sha256": sums}
         self.index["shards"].append(shard)
@@ -115,28 +110,17 @@ class _Writer:
             self._file.close()
 
 
-def _write_shards(
-    writer: _Writer,
-    documents: Iterable[str],
-    total: int | None,
-    keep: Callable[[int], bool] | None,
-    progress: bool,
-) -> None:
-    from tqdm import tqdm  # type: ignore[import-untyped]
-
+def _write_shards(writer: _Writer, documents: Iterable[str], keep: Callable[[int], bool] | None) -> None:
     index = writer.index
     done = index["shards"][-1]["read"] if index["shards"] else 0
-    quiet = not progress or not sys.stderr.isatty()
     read = 0
-    try:
-        with tqdm(total=total, desc="tokens", unit=" documents", dynamic_ncols=True, disable=quiet) as bar:
-            for read, numbers, texts in _batches(documents, done, keep):
-                writer.add(numbers, texts)
-                bar.update(read - bar.n)
-                bar.set_postfix_str(f"{writer.tokens / 1e6:.1f}M tokens")
+    bar = tqdm(desc="tokens", unit=" documents", dynamic_ncols=True, disable=None)
+    with contextlib.closing(writer), bar:
+        for read, numbers, texts in _batches(documents, done, keep):
+            writer.add(numbers, texts)
+            bar.update(read - bar.n)
+            bar.set_postfix_str(f"{writer.tokens / 1e6:.1f}M tokens")
         writer.finish_shard(read)
-    finally:
-        writer.close()
     if read < done:
         raise ValueError(f"documents has {read} documents, but {done} were read when {writer.folder} was begun")
     if not index["shards"]:
@@ -182,8 +166,7 @@ def _settings(tokenizer: Any, name: str, source: str, shard_tokens: int) -> dict
 def _begin(folder: Path, settings: dict[str, Any]) -> dict[str, Any]:
     """The folder's index: a new one, or the one that is there if it was made with the same settings."""
     if not (folder / INDEX).is_file():
-        known = (LOCK, STAMP, _temporary(Path(INDEX)).name)
-        others = sorted(path.name for path in folder.iterdir() if path.name not in known)
+        others = sorted(x.name for x in folder.iterdir() if x.name not in (LOCK, STAMP) and x.suffix != PART)
         if others:
             raise ValueError(f"{folder} is not empty ({others[0]}, …) and has no {INDEX}; give a new folder")
         index = {**settings, "documents": 0, "tokens": 0, "shards": [], "complete": False}
@@ -212,23 +195,5 @@ def _locked(folder: Path) -> Iterator[None]:
         yield
 
 
-def _temporary(path: Path) -> Path:
-    return path.with_name(path.name + ".part")
-
-
-def _settle(file: IO[bytes], path: Path) -> None:
-    """Close a temporary file, its bytes on the disk, and give it its name."""
-    file.flush()
-    os.fsync(file.fileno())
-    file.close()
-    _temporary(path).replace(path)
-
-
-def _write(path: Path, data: bytes) -> None:
-    with _temporary(path).open("wb") as file:
-        file.write(data)
-        _settle(file, path)
-
-
 def _write_index(folder: Path, index: dict[str, Any]) -> None:
-    _write(folder / INDEX, (json.dumps(index, indent=1) + "\n").encode())
+    write_whole(folder / INDEX, (json.dumps(index, indent=1) + "\n").encode())

@@ -4,7 +4,6 @@ shard_index.py says what a folder holds.
 """
 
 import bisect
-import contextlib
 from collections.abc import Iterator
 from itertools import accumulate
 from os import PathLike
@@ -13,10 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from dla.training.data.shard_index import DTYPES, ENDS_DTYPE, INDEX, ends_file, is_shards, read_index, token_file
+from dla.training.data.shard_index import DTYPES, ENDS_DTYPE, INDEX, ends_file, read_index, token_file
 from dla.training.data.verified import ensure, files_of, token_error, verify
-
-__all__ = ["Shards", "is_shards"]
 
 
 class Shards:
@@ -40,6 +37,9 @@ class Shards:
         if not self.index["complete"]:
             raise ValueError(f"{self.folder} is not finished: call again what was building it, and it goes on")
         self.dtype = DTYPES[self.index["dtype"]]
+        self.vocab_size: int = self.index["vocab_size"]
+        self.tokenizer_name: str = self.index["tokenizer"]
+        self.tokenizer_fingerprint: str = self.index["tokenizer_fingerprint"]
         self._offsets = [0, *accumulate(shard["tokens"] for shard in self.index["shards"])]
         self._maps: dict[str, np.ndarray] = {}
         self._check_sizes()
@@ -59,22 +59,7 @@ class Shards:
     @property
     def documents(self) -> int:
         """Documents that begin here."""
-        if self.tokens == self._offsets[-1]:
-            return int(self.index["documents"])
-        first = self.tokens > 0 and (self.start == 0 or bool(self._starts(self.start - 1, self.start + 1).size))
-        return len(self.document_starts(0, self.tokens)) + first
-
-    @property
-    def vocab_size(self) -> int:
-        return int(self.index["vocab_size"])
-
-    @property
-    def tokenizer_name(self) -> str:
-        return str(self.index["tokenizer"])
-
-    @property
-    def tokenizer_fingerprint(self) -> str:
-        return str(self.index["tokenizer_fingerprint"])
+        return len(self._starts(max(0, self.start - 1), self.stop)) + (self.start == 0 < self.stop)
 
     def part(self, start: int, stop: int) -> "Shards":
         """The tokens from ``start`` to ``stop`` by themselves."""
@@ -105,13 +90,9 @@ class Shards:
         ends = [self._map(ends_file(i), ENDS_DTYPE) for i in range(len(self.index["shards"]))]
         return np.concatenate([np.diff(e, prepend=0) for e in ends])
 
-    def verify(self, progress: bool = True) -> None:
-        """Read all files and compare their sums with the index.
-
-        Raises:
-            ValueError: a file is not as it was written, and which.
-        """
-        verify(self.folder, self.index, self._index_sum, progress)
+    def verify(self) -> None:
+        """Read all files and compare their sums with the index; a ValueError says which is not as it was written."""
+        verify(self.folder, self.index, self._index_sum)
 
     def _starts(self, start: int, stop: int) -> np.ndarray:
         """As ``document_starts``, in positions of the whole folder: a document begins where another ends."""
@@ -140,13 +121,11 @@ class Shards:
 
     def _check_sizes(self) -> None:
         for file, size, _ in files_of(self.index):
-            there = None
-            with contextlib.suppress(FileNotFoundError):
-                there = (self.folder / file).stat().st_size
-            if there is None:
-                raise ValueError(f"{self.folder / file} is missing")
-            if there != size:
-                raise ValueError(f"{self.folder / file} has {there} bytes, by {INDEX} it should have {size}")
+            path = self.folder / file
+            if not path.exists():
+                raise ValueError(f"{path} is missing")
+            if (there := path.stat().st_size) != size:
+                raise ValueError(f"{path} has {there} bytes, by {INDEX} it should have {size}")
 
 
 def _again(folder: Path, start: int, stop: int) -> Shards:

@@ -1,6 +1,7 @@
 """Sequences from datasets that are streamed: every rank reads all of them and keeps its own rows."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import islice, pairwise
 from typing import Any, TypedDict
 
@@ -8,7 +9,7 @@ import numpy as np
 
 from dla.training.data.documents import hub_dataset, text_of
 from dla.training.data.encoding import encode, vocabulary_size
-from dla.training.data.feed import Documents, Excerpt, Micro, Position, Shape, StepPosition
+from dla.training.data.feed import Excerpt, Micro, Position, Shape, StepPosition
 from dla.training.data.order import Draws
 from dla.training.recipe import Source
 from dla.typed import BadValueError, Natural, convert
@@ -49,30 +50,27 @@ class StreamFeed:
         sources: Sequence[Source],
         weights: Sequence[float],
         tokenizer: Any,
-        *,
-        length: int,
-        documents: Documents,
-        sequences: int,
-        micro: int,
+        shape: Shape,
         seed: int,
-        rank: int = 0,
-        world: int = 1,
         open_source: Opener = hub_dataset,
     ) -> None:
-        self.shape = Shape(length, documents, sequences, micro, rank, world)
+        self.shape = shape
         self.sources, self.tokenizer, self.open_source = list(sources), tokenizer, open_source
         self.draws = Draws(weights, seed)
-        if len(self.sources) != self.draws.sources:
-            raise ValueError(f"sources has {len(self.sources)} entries, weights {self.draws.sources}")
 
     def check(self, position: Position) -> None:
         """Refuse a position that is none of this feed's; whether a dataset takes its own is seen when it is read."""
         streams = convert("position", position, StreamPosition)["streams"]
         if len(streams) != len(self.sources):
             raise BadValueError("position.streams", f"a list of {len(self.sources)}, one for each source", streams)
-        tokens = vocabulary_size(self.tokenizer)
+        size = vocabulary_size(self.tokenizer)
         for i, state in enumerate(streams):
-            _check_state(f"position.streams[{i}]", state, tokens)
+            where, tokens, starts = f"position.streams[{i}]", state["tokens"], state["starts"]
+            if tokens and max(tokens) >= size:
+                raise BadValueError(f"{where}.tokens", f"tokens below {size}, as the tokenizer has", max(tokens))
+            if starts and any(a >= b for a, b in pairwise([0, *starts, len(tokens)])):
+                accepted = f"rising numbers from 1 to below the {len(tokens)} tokens"
+                raise BadValueError(f"{where}.starts", accepted, starts)
 
     def batches(self, position: Position | None = None) -> Iterator[tuple[list[Micro], Position]]:
         """Endless: this rank's micro-batches of each step, and where the feed stands after them."""
@@ -89,15 +87,6 @@ class StreamFeed:
             rows = [streams[source].next_row() for source in turns.tolist()]
             step += 1
             yield shape.micros(rows[mine]), {"step": step, "streams": [stream.state() for stream in streams]}
-
-
-def _check_state(where: str, state: StreamState, vocab_size: int) -> None:
-    """Refuse what no stream gave as its state."""
-    tokens, starts = state["tokens"], state["starts"]
-    if tokens and max(tokens) >= vocab_size:
-        raise BadValueError(f"{where}.tokens", f"tokens below {vocab_size}, as the tokenizer has", max(tokens))
-    if starts and any(a >= b for a, b in pairwise([0, *starts, len(tokens)])):
-        raise BadValueError(f"{where}.starts", f"rising numbers from 1 to below the {len(tokens)} tokens", starts)
 
 
 class Stream:
@@ -137,10 +126,8 @@ class Stream:
         self._dataset = self.open_source(self.source)
         self._state = state
         if state is not None:
-            try:
+            with self._told("does not take the position of the checkpoint"):
                 self._dataset.load_state_dict(state)  # type: ignore[attr-defined]
-            except Exception as e:  # whatever a dataset may say to a state that is none of its own
-                raise ValueError(f"{self._unread()} does not take the position of the checkpoint: {_reason(e)}") from e
         self._rows = iter(self._dataset)
         if state is None:
             for _ in islice(self._rows, self.documents):
@@ -165,10 +152,8 @@ class Stream:
         texts: list[str] = []
         size = 0
         while len(texts) < BATCH_DOCUMENTS and size < BATCH_CHARACTERS:
-            try:
+            with self._told("cannot be read"):
                 row = next(self._rows, None)
-            except Exception as e:  # whatever the hub, the network or a file may say
-                raise ValueError(f"{self._unread()} cannot be read: {_reason(e)}") from e
             if row is None:
                 break
             text = text_of(row, self.source.field, f"row {self.documents} of {self.source.path}")
@@ -181,9 +166,10 @@ class Stream:
             self._state = self._dataset.state_dict()
         return texts
 
-    def _unread(self) -> str:
-        return f"the source {self.source.path}, after {self.documents} documents,"
-
-
-def _reason(error: Exception) -> str:
-    return f"{type(error).__name__}: {' '.join(str(error).split())}"
+    @contextmanager
+    def _told(self, what: str) -> Iterator[None]:
+        try:
+            yield
+        except Exception as e:  # whatever the hub, the network, a file or a dataset may say
+            where = f"the source {self.source.path}, after {self.documents} documents,"
+            raise ValueError(f"{where} {what}: {type(e).__name__}: {' '.join(str(e).split())}") from e

@@ -10,15 +10,14 @@ import contextlib
 import hashlib
 import json
 import os
-import sys
-import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from tqdm import tqdm  # type: ignore[import-untyped]
 
-from dla.files import read_json
+from dla.files import read_json, write_whole
 from dla.training.data.shard_index import DTYPES, ENDS_DTYPE, INDEX, Index, ends_file, token_file
 
 STAMP = ".verified"
@@ -58,18 +57,11 @@ def ensure(folder: Path, index: Index, index_sum: str) -> None:
         verify(folder, index, index_sum)
 
 
-def verify(folder: Path, index: Index, index_sum: str, progress: bool = True) -> None:
-    """Read all files of a folder, compare them with the index, and remember that they were good.
-
-    Raises:
-        ValueError: a file is not as it was written, and which.
-    """
-    from tqdm import tqdm  # type: ignore[import-untyped]
-
+def verify(folder: Path, index: Index, index_sum: str) -> None:
+    """Read all files of a folder, compare them with the index, and remember that they were good."""
     before = _stamp(folder, index, index_sum)
     total = sum(file.size for file in files_of(index))
-    quiet = not progress or not sys.stderr.isatty()
-    with tqdm(total=total, desc="verifying", unit="B", unit_scale=True, disable=quiet, delay=PATIENCE) as bar:
+    with tqdm(total=total, desc="verifying", unit="B", unit_scale=True, disable=None, delay=PATIENCE) as bar:
         for i, shard in enumerate(index["shards"]):
             _verify_tokens(folder / token_file(i), shard, index, bar)
             _verify_ends(folder / ends_file(i), shard)
@@ -152,12 +144,7 @@ def _remember(folder: Path, stamp: Stamp) -> None:
     """In the first place that takes it; where none does, every process verifies for itself."""
     _here[folder.resolve()] = stamp
     for path in _places(folder):
-        new = path.with_name(f"{path.name}.{uuid.uuid4().hex}")
-        try:
+        with contextlib.suppress(OSError):
             path.parent.mkdir(parents=True, exist_ok=True)
-            new.write_text(json.dumps(stamp))
-            new.replace(path)
+            write_whole(path, json.dumps(stamp).encode())
             return
-        except OSError:
-            with contextlib.suppress(OSError):
-                new.unlink()

@@ -1,4 +1,4 @@
-"""From a recipe to the configuration of its model."""
+"""From a recipe to the configuration of its model, and whether both can be."""
 
 from pathlib import Path
 from typing import Any
@@ -10,7 +10,7 @@ from dla.models.presets import PRESETS, preset
 from dla.names import check_known
 from dla.training.recipe import Recipe
 from dla.training.recipe.schema import MODEL, NULL
-from dla.typed import convert
+from dla.typed import check_fields, convert
 
 SHAPE = ("vocab_size", "hidden_size", "num_hidden_layers")  # what a model without a preset must say, with its backbone
 
@@ -37,10 +37,20 @@ def model_config(recipe: Recipe) -> DLAConfig:
     return config
 
 
-def check_model(recipe: Recipe) -> None:
-    """Refuse a model that cannot be. Whether there is one to load is seen when it is loaded."""
+def check(recipe: Recipe) -> Recipe:
+    """The recipe itself, if all its values can be; a ValueError names the first that cannot.
+
+    Whether there is a model to load is seen when it is loaded.
+    """
+    check_fields(recipe)
+    schedule, gate = recipe.schedule, recipe.gate
+    if schedule.warmup > schedule.steps:
+        raise ValueError(f"schedule.warmup must be at most schedule.steps = {schedule.steps}, got {schedule.warmup}")
+    if gate.end > gate.start:
+        raise ValueError(f"gate.end must be at most gate.start = {gate.start}, got {gate.end}")
     if "load" not in _options(recipe):
         model_config(recipe)
+    return recipe
 
 
 def _options(recipe: Recipe) -> dict[str, Any]:

@@ -21,8 +21,7 @@ from pathlib import Path
 from dla.choices import spelled_out
 from dla.files import read_toml
 from dla.training.recipe import Recipe
-from dla.training.recipe.check import check
-from dla.training.recipe.configure import model_config
+from dla.training.recipe.configure import check, model_config
 from dla.training.recipe.overrides import parse_overrides
 from dla.training.recipe.schema import EXTENDS, Tree, merge, typed_tree
 from dla.training.recipe.text import write_recipe
