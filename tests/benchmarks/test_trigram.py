@@ -43,7 +43,7 @@ def markov():
 
 
 def make_shards(folder, texts):
-    build(texts, folder, find_tokenizer("bytes", 256), tokenizer_name="bytes", source="test", progress=False)
+    build(texts, folder, find_tokenizer("bytes", 256), tokenizer_name="bytes", source="test")
     return Shards(folder)
 
 
@@ -147,7 +147,7 @@ def test_validation_tokens_are_not_used(tmp_path, monkeypatch):
     text = "".join(rng.choice(list("abcd "), 4000))
     shards = make_shards(tmp_path / "all", [text])
     data = Data(train=(Source(str(tmp_path / "all")),), holdout=0.25, length=32, cache=str(tmp_path / "cache"))
-    corpus = open_corpus(data, 256, progress=False)
+    corpus = open_corpus(data, 256)
     read = []
     before = Shards.read
     monkeypatch.setattr(Shards, "read", lambda self, a, b: read.append(self.start + b) or before(self, a, b))
