@@ -14,9 +14,10 @@ import torch
 
 from dla.cli import main
 from dla.models import DLAForCausalLM
-from dla.training.checkpoint import Checkpoints, RefusedError
+from dla.training.checkpoint import Checkpoints
 from dla.training.distributed import World
 from dla.training.recipe.read import model_config, read_recipe
+from dla.training.record import RefusedError
 from dla.training.trainer import Trainer
 
 SAVED = Path(__file__).parent / "saved_checkpoints"

@@ -12,10 +12,11 @@ import pytest
 import torch
 
 from dla.models import DLAConfig, DLAForCausalLM
-from dla.training.checkpoint import Checkpoints, CorruptError, check, load_weights, name
+from dla.training.checkpoint import Checkpoints, load_weights
 from dla.training.data.feed import Micro
 from dla.training.distributed import World
 from dla.training.recipe import Gate, Optimizer, Schedule
+from dla.training.record import CorruptError, check, name
 from dla.training.trainer import Trainer
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from dla.training.checkpoint import check
+from dla.training.record import check
 from tests.training.common import (
     children,
     command,

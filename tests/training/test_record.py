@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from dla.cli import main
-from dla.training.checkpoint import Checkpoints, RefusedError
+from dla.training.checkpoint import Checkpoints
 from dla.training.distributed import World
-from dla.training.record import CorruptError, check
+from dla.training.record import CorruptError, RefusedError, check
 from tests.training.checkpoints import STEP, assert_refused, change_record, resume, saved_run
 
 

@@ -19,8 +19,8 @@ from torch.nn.functional import cross_entropy
 
 from dla.cli import main
 from dla.models import DLAForCausalLM
-from dla.training.checkpoint import check
 from dla.training.recipe.read import read_recipe
+from dla.training.record import check
 from dla.training.run import compare
 from tests.training.common import (
     MODELS,

@@ -18,11 +18,11 @@ from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 from torch.distributed.checkpoint.metadata import BytesStorageMetadata
 
 from dla.cli import main
-from dla.training.checkpoint import Checkpoints, RefusedError, _state, load_weights
+from dla.training.checkpoint import Checkpoints, _state, load_weights
 from dla.training.checkpoint_metadata import read_metadata
 from dla.training.distributed import World
 from dla.training.pickle_data import parse
-from dla.training.record import check
+from dla.training.record import RefusedError, check
 from tests.training.checkpoints import (
     STEP,
     Call,

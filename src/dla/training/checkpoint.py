@@ -38,8 +38,6 @@ from dla.training.record import (
 )
 from dla.training.safe_reading import load
 
-__all__ = ["Checkpoints", "CorruptError", "RefusedError", "check", "load_weights", "name"]
-
 PARTIAL, CORRUPT = ".partial", ".corrupt"
 OPTIONS = StateDictOptions(flatten_optimizer_state_dict=True)
 
