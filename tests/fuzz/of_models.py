@@ -13,7 +13,8 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
 import dla
-from dla.models import DLACache, DLAConfig, DLAForCausalLM, generate
+from dla.cli import main
+from dla.models import DLACache, DLAConfig, DLAForCausalLM
 from dla.models.cache import check_cache
 from dla.models.convert import convert
 from dla.models.generate import Sampling, read, tokens
@@ -147,7 +148,7 @@ def _answer(loaded: tuple[DLAForCausalLM | None, DLACache]) -> None:
     if model is None:
         return
     check_cache(cache, model.config, batch=1)
-    logits, cache = read(model, torch.tensor([[1, 2]]), cache)
+    (logits,) = read(model, torch.tensor([[1, 2]]), cache)
     list(tokens(model, logits, cache, 2, Sampling()))
 
 
@@ -181,7 +182,8 @@ def _generate(folder: Path) -> None:
     """As `dla generate` does: its one line is the refusal, and beside it others may write to stderr too."""
     said = io.StringIO()
     with contextlib.redirect_stderr(said), contextlib.redirect_stdout(io.StringIO()):
-        code = generate.run(model=str(folder), prompt="the end", max_new_tokens=3, device="cpu", json=True)
+        asked = ["--prompt", "the end", "--max-new-tokens", "3", "--device", "cpu", "--json"]
+        code = main(["generate", str(folder), *asked])
     if code:
         lines = said.getvalue().splitlines()
         raise ValueError("\n".join(lines[next(i for i, line in enumerate(lines) if line.startswith("dla ")) :]))
