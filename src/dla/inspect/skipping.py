@@ -39,12 +39,11 @@ def skipping(model: nn.Module, ids: Tensor, tolerances: Sequence[float]) -> list
         model(ids, use_cache=False, logits_to_keep=1)
     if not found:
         raise ValueError("the model has no dynamic memory")
-    results = []
-    for tolerance, sums in zip(tolerances, torch.stack(found).sum(0).tolist(), strict=True):
-        count, live, read, change, bound, output = sums
-        errors = ((x / output) ** 0.5 for x in (change, bound))
-        results.append(Skipped(tolerance, live / count, read / count, *errors))
-    return results
+    sums = torch.stack(found).sum(0).tolist()
+    return [
+        Skipped(tolerance, live / count, read / count, (change / output) ** 0.5, (bound / output) ** 0.5)
+        for tolerance, (count, live, read, change, bound, output) in zip(tolerances, sums, strict=True)
+    ]
 
 
 def reads(memory: DynamicMemory, x: Tensor, made: Operands, tolerances: Sequence[float]) -> Tensor:

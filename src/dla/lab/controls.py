@@ -44,8 +44,7 @@ class RoutedLevels(LogLinearMemory):
 def levels(time: int, device: torch.device) -> Tensor:
     """[T, T] bit_length(t XOR s)"""
     t = torch.arange(time, device=device)
-    apart = t[:, None] ^ t
-    return (apart[..., None] >= (1 << torch.arange(time.bit_length() + 1, device=device))).sum(-1)
+    return (t[:, None] ^ t).double().frexp().exponent.long()
 
 
 def use_routed_levels(model: DLAForCausalLM, **options: Any) -> None:

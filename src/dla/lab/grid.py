@@ -81,12 +81,16 @@ def make_grid(content: dict[str, Any]) -> Grid:
     rows = [made for row in asked.row for made in _spread(row)]
     trials = [_trial(asked, task, row, seed) for task in asked.task for row in rows for seed in asked.seeds]
     _check_labels(trials)
-    for trial in trials:  # what cannot be is refused
-        config = trial.config()
-        if trial.control is not None:
-            _try_control(trial)
-        if trial.match is not None:
-            matched(config, 1024, trial.tasks()[0].length)
+    for trial in trials:
+        try:  # whether it can be
+            config = trial.config()
+            if trial.control is not None:
+                with torch.device("meta"):
+                    control(DLAForCausalLM(config), trial.control)
+            if trial.match is not None:
+                matched(config, 1024, trial.tasks()[0].length)
+        except (ValueError, TypeError) as error:
+            raise ValueError(f"row {trial.label!r}: {error}") from error
     return Grid(asked.name, tuple(trials))
 
 
@@ -108,15 +112,6 @@ def _spread(row: dict[str, Any]) -> Iterator[dict[str, Any]]:
         made["label"] = " ".join(words).strip()
         convert(f"row {made['label']!r}", made, RowTable)
         yield made
-
-
-def _try_control(trial: Trial) -> None:
-    """Refuse a control that cannot be."""
-    with torch.device("meta"):
-        try:
-            control(DLAForCausalLM(trial.config()), trial.control)
-        except (ValueError, TypeError) as error:
-            raise ValueError(f"row {trial.label!r}: {error}") from error
 
 
 def _trial(asked: Content, task: TaskTable, row: dict[str, Any], seed: int) -> Trial:

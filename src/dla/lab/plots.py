@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from dla.lab.statistics import Contender, Estimate, TaskSummary, differing
+from dla.lab.statistics import Contender, TaskSummary, differing
 from dla.report import is_number
 from dla.report.page import Picture
 from dla.report.plots import FONT, QUIET, Floats, Style, drawing, label_ends, label_points, png
@@ -125,8 +125,12 @@ def learning_curve(one: Contender, column: int) -> Curve | None:
 
 def _length_plot(task: TaskSummary, style: Mapping[str, Style]) -> Picture | None:
     chosen, along = length_evaluations(task)
-    lines = {one.name: _length_line(one, task, chosen) for one in task.rows}
-    lines = {name: points for name, points in lines.items() if len(points) > 1}
+    trained, lines = float(task.task.get("length") or 0), {}
+    for one in task.rows:
+        found = {length: one.evaluations[i] for length, i in chosen.items()} | {trained: one.accuracy}
+        line = [(length, e) for length, e in sorted(found.items(), key=lambda point: point[0]) if e is not None]
+        if len(line) > 1:
+            lines[one.name] = line
     if not lines:
         return None
     lengths = sorted({length for points in lines.values() for length, _ in points})
@@ -145,8 +149,8 @@ def _length_plot(task: TaskSummary, style: Mapping[str, Style]) -> Picture | Non
         ax.set(xlim=(lengths[0] / 1.15, lengths[-1] * 1.15), xlabel="length evaluated")
         ax.set_xticks(lengths, [f"{length:g}" for length in lengths])
         ax.minorticks_off()
-        ax.axvline(task.task["length"], color=QUIET, linewidth=0.8, linestyle=(0, (1, 2)), zorder=1)
-        ax.text(task.task["length"], 1, "trained", transform=ax.get_xaxis_transform(), ha="center", va="bottom",
+        ax.axvline(trained, color=QUIET, linewidth=0.8, linestyle=(0, (1, 2)), zorder=1)
+        ax.text(trained, 1, "trained", transform=ax.get_xaxis_transform(), ha="center", va="bottom",
                 fontsize=FONT - 1, color=QUIET)  # fmt: skip
         _accuracy_axis(ax, task, 1 - 0.4 * np.log(lengths[-1] / lengths[-2]) / np.log(lengths[-1] / lengths[0]))
         ax.set_title("Accuracy by evaluation length", pad=14)
@@ -173,12 +177,6 @@ def length_evaluations(task: TaskSummary) -> tuple[dict[float, int], list[str]]:
     if len(lengths) < len(found) or own in lengths:
         return {}, []
     return lengths, sorted({name for _, _, options in found for name in options} - {"length"})
-
-
-def _length_line(one: Contender, task: TaskSummary, chosen: Mapping[float, int]) -> list[tuple[float, Estimate]]:
-    points: list[tuple[float, Estimate | None]] = [(length, one.evaluations[i]) for length, i in chosen.items()]
-    points.append((task.task.get("length", 0), one.accuracy))  # 0 alone makes no line
-    return sorted(((length, e) for length, e in points if e is not None), key=lambda point: point[0])
 
 
 def _accuracy_axis(ax: Axes, task: TaskSummary, named: float = 1.0) -> None:

@@ -22,30 +22,22 @@ from dla.ops.state import State
 from dla.ops.weights import direction
 from dla.typed import Share, check_fields, convert
 
-FEATURES = ("count", "density", "age")
+FEATURES = ("count", "density", "age")  # of a state: log of its tokens, their mean score, log of the tokens since
 RATE_STEP = 0.01  # how fast tau follows the boundary rate
 
 
 @dataclass(frozen=True)
 class Probe:
-    """What is varied in how states are read.
+    """What is varied in how states are read."""
 
-    features: what the weight of a state also sees of it, as exp(learned factor * feature): the logarithm of its
-    ``count`` of tokens, its ``density`` (mean score), the logarithm of its ``age`` (tokens since its last).
-    normalise: routed weights of a read's states sum to one.
-    keys: a state is known by the "plain" sum of its tokens' keys, by their sum times the delta "step", or "faded" by
-    the decay since.
-    erase: "all" states forget what the delta rule erases, or the current one alone, its "own".
-    rate: tau of each head follows this boundary rate while training.
-    learned_tau: each head learns its own, through the soft gate.
-    """
-
-    features: str = ""  # joined by "+"
-    normalise: bool = False
-    keys: Literal["plain", "step", "faded"] = "plain"
-    erase: Literal["all", "own"] = "all"
-    rate: Share | None = None
-    learned_tau: bool = False
+    features: str = ""  # joined by "+": the weight of a state is also exp(learned factor * feature)
+    normalise: bool = False  # routed weights of a read's states sum to one
+    keys: Literal["plain", "step", "faded"] = (
+        "plain"  # their sum is what a state is known by: plain, times beta, decayed
+    )
+    erase: Literal["all", "own"] = "all"  # the states that forget what the delta rule erases; own: the current one
+    rate: Share | None = None  # tau of each head follows this boundary rate while training
+    learned_tau: bool = False  # each head learns its own, through the soft gate
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -170,10 +162,9 @@ class ProbedMemory(DynamicMemory):
 
 def _at(prefix: Tensor, end: Tensor) -> Tensor:
     """Prefix sums [B, H, T + 1, ...] at positions [B, H, T, slots]."""
-    shape, tail = end.shape, prefix.shape[3:]
-    index = end.flatten(2)
-    index = index.view(*index.shape, *[1] * len(tail)).expand(*index.shape, *tail)
-    return prefix.gather(2, index).view(*shape, *tail)
+    tail = prefix.shape[3:]
+    index = end.flatten(2)[(..., *[None] * len(tail))]
+    return torch.take_along_dim(prefix, index, 2).view(*end.shape, *tail)
 
 
 def use_probe(model: DLAForCausalLM, **options: Any) -> None:
