@@ -5,7 +5,7 @@
 #include "decide_delta.h"
 #include "decode.h"
 #include "delta.h"
-#include "delta_backward.h"
+#include "delta_walk.h"
 #include "spans.h"
 
 namespace {
