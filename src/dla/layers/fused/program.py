@@ -17,9 +17,9 @@ from dla.layers.fused.dense import MatmulArgs, SwigluArgs
 from dla.layers.fused.norm import Gated, norm_arguments
 from dla.layers.fused.softplus import softplus_arguments
 from dla.layers.fused.step import step_arguments
-from dla.layers.fused.when import PLAIN, hooks_of, rows_of, watched
+from dla.layers.fused.when import PLAIN, rows_of, watched
 from dla.ops import backends
-from dla.ops.cpu.binding import Arguments, run
+from dla.ops.cpu.binding import Arguments, ready
 from dla.ops.problem import OPERANDS, alike, likeness
 
 if TYPE_CHECKING:
@@ -89,7 +89,7 @@ class Program:
             if not (type(m) is nn.Linear or type(m).__module__.startswith(("dla.layers.", "dla.models."))):
                 raise UnfusedError(type(m).__name__)
         self.instances = [m.__dict__ for m in modules]
-        self.hooks = [hooks for m in modules for hooks in hooks_of(m)]
+        self.hooks = [hooks for m in modules for hooks in (m._forward_hooks, m._forward_pre_hooks)]
         self.parts = [(held, name) for m in modules for held in (m._modules, m._parameters) for name in held]
         self.identities = [id(held.get(name)) for held, name in self.parts]
         self.weights = list(block.parameters())
@@ -108,7 +108,8 @@ class Program:
             fields = [field for field, kind in arguments._fields_ if kind is ctypes.c_void_p]
             self.inputs += [(arguments, field) for field in fields if getattr(arguments, field) == given]
         self.output = self.pieces[-1][1]
-        self.array, self.arguments = array, ProgramArgs(len(self.pieces), ctypes.addressof(array))
+        self.array = array
+        self.run = ready("dla_program", ProgramArgs(len(self.pieces), ctypes.addressof(array)))
 
     def __reduce__(self) -> tuple[type[None], tuple[()]]:
         return type(None), ()  # a copy of a state makes its own
@@ -138,10 +139,12 @@ class Program:
             setattr(arguments, field, place)
         self.output.y = y.data_ptr()
         self.decoder.begin(self.state)
-        for name, place in self.operands:
-            setattr(self.decoder.arguments, name, place)
-        self.decoder.arguments.threads = threads
-        run("dla_program", self.arguments)
+        token = self.decoder.arguments
+        if token.o != self.o:  # another step was taken meanwhile
+            for name, place in self.operands:
+                setattr(token, name, place)
+        token.threads = threads
+        self.run()
         self.decoder.end(self.state)
         return y
 
@@ -260,7 +263,9 @@ class Program:
             given[-1] = self.map("same", route, rows=self.shape[0])
         o = torch.empty(made.v.shape)
         self.operands = [(name, x.data_ptr()) for name, x in zip(OPERANDS, given, strict=True) if x is not None]
-        self.operands.append(("o", o.data_ptr()))
+        self.o = o.data_ptr()
+        self.decoder.arguments.o = None  # the last step's output may have been there, and be gone
+        self.operands.append(("o", self.o))
         self.kept += [*given, o]
         self.pieces.append(("decode", self.decoder.arguments))
         return o

@@ -87,8 +87,18 @@ def call(name: str, arguments: Arguments, tensors: dict[str, Tensor | None]) -> 
 
 def run(name: str, *arguments: Arguments) -> None:
     """Run a kernel on what its arguments point to."""
-    failed = _function(library(), name)(*map(ctypes.byref, arguments))
-    if failed == NO_MEMORY:
-        raise MemoryError(f"{name} found no memory for its work")
-    if failed:
-        raise ValueError(f"{name} was given {ERRORS.get(failed, f'something wrong (code {failed})')}")
+    ready(name, *arguments)()
+
+
+def ready(name: str, *arguments: Arguments) -> Callable[[], None]:
+    """A kernel that is run on what its arguments point to, as often as it is called."""
+    function, given = _function(library(), name), [*map(ctypes.byref, arguments)]
+
+    def call() -> None:
+        failed = function(*given)
+        if failed == NO_MEMORY:
+            raise MemoryError(f"{name} found no memory for its work")
+        if failed:
+            raise ValueError(f"{name} was given {ERRORS.get(failed, f'something wrong (code {failed})')}")
+
+    return call
