@@ -105,6 +105,8 @@ class Program:
         self.inputs: list[tuple[Arguments, str]] = []
         for i, (name, arguments) in enumerate(self.pieces):
             array[2 * i], array[2 * i + 1] = KERNELS.index(name), ctypes.addressof(arguments)
+            if name == "decode":  # whose operands are never the input, but still point to what the last step's were
+                continue
             fields = [field for field, kind in arguments._fields_ if kind is ctypes.c_void_p]
             self.inputs += [(arguments, field) for field in fields if getattr(arguments, field) == given]
         self.output = self.pieces[-1][1]
