@@ -6,6 +6,7 @@ outputs will be. Where a layer has something that no piece does, it raises ``Unf
 """
 
 import ctypes
+from operator import is_
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -90,8 +91,8 @@ class Program:
                 raise UnfusedError(type(m).__name__)
         self.instances = [m.__dict__ for m in modules]
         self.hooks = [hooks for m in modules for hooks in (m._forward_hooks, m._forward_pre_hooks)]
-        self.parts = [(held, name) for m in modules for held in (m._modules, m._parameters) for name in held]
-        self.identities = [id(held.get(name)) for held, name in self.parts]
+        parts = [(held, *part) for m in modules for held in (m._modules, m._parameters) for part in held.items()]
+        self.holders, self.names, self.parts = zip(*parts, strict=True)
         self.weights = list(block.parameters())
         self.places = [p.data_ptr() for p in self.weights]
         for p in self.weights:
@@ -127,7 +128,7 @@ class Program:
             and x.is_contiguous()
             and torch.is_inference_mode_enabled() == self.inference
             and not any(self.hooks)
-            and [id(held.get(name)) for held, name in self.parts] == self.identities
+            and all(map(is_, map(dict.get, self.holders, self.names), self.parts))
             and [p.data_ptr() for p in self.weights] == self.places
             and not any("forward" in held for held in self.instances)
         )
