@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from dla.training.data.corpus import open_corpus
-from dla.training.data.feed import Micro, Shape, evaluation_batches
+from dla.training.data.feed import BatchShape, Micro, evaluation_batches
 from dla.training.data.shards import Shards
 from dla.training.evaluate import summary, sums_of
 from dla.training.recipe import Recipe
@@ -187,7 +187,7 @@ def measure(recipe: Recipe) -> dict[str, Any]:
     if not corpus.validation:
         raise ValueError("there is no validation data; set data.validation or data.holdout")
     began = time.perf_counter()
-    shape = Shape(data.length, data.documents, recipe.batch.sequences, recipe.batch.micro)
+    shape = BatchShape(data.length, data.documents, recipe.batch.sequences, recipe.batch.micro)
     micros = list(evaluation_batches(corpus.validation, shape, recipe.evaluation.sequences))
     counted, held = training_keys(corpus.train, vocab_size, data.documents)
     models = [Trigram(vocab_size, counted, held, order) for order in (1, 2, 3)]

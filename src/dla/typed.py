@@ -65,7 +65,7 @@ Text = Annotated[str, Limit("a text that is not empty", lambda x: bool(x.strip()
 Sha256 = Annotated[str, Limit("a SHA-256 of 64 digits 0-9 a-f", re.compile("[0-9a-f]{64}").fullmatch)]
 SOME = Limit("a list that is not empty", bool)
 TABLE = Limit("a table", many="tables")  # what TOML calls an object
-Table = Annotated[dict[str, Any], TABLE]
+AnyTable = Annotated[dict[str, Any], TABLE]
 
 
 class BadValueError(ValueError):

@@ -10,7 +10,7 @@ from benchmarks.trigram import Trigram, evaluate, key, keys_in, keys_of, main, t
 from dla.models.loss import IGNORED
 from dla.training.data.corpus import open_corpus
 from dla.training.data.encoding import find_tokenizer
-from dla.training.data.feed import Micro, Shape, evaluation_batches
+from dla.training.data.feed import BatchShape, Micro, evaluation_batches
 from dla.training.data.shard_writer import build
 from dla.training.data.shards import Shards
 from dla.training.recipe import Data, Source
@@ -158,7 +158,7 @@ def test_validation_tokens_are_not_used(tmp_path, monkeypatch):
     changed = make_shards(tmp_path / "changed", [text[:tokens] + "z" * (4000 - tokens)])
     model, other = Trigram(256, counted, held), Trigram(256, *training_keys([changed.part(0, tokens)], 256, "packed"))
     assert np.array_equal(model.weights, other.weights)
-    micros = list(evaluation_batches(corpus.validation, Shape(32, "packed", 4), 8))
+    micros = list(evaluation_batches(corpus.validation, BatchShape(32, "packed", 4), 8))
     assert evaluate(model, micros) == evaluate(other, micros)
 
 

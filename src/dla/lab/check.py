@@ -26,7 +26,7 @@ Step = Annotated[float, Limit("a step", lambda x: 0 <= x <= LARGEST, "numbers")]
 Point = tuple[Step, Figure, Part]  # loss and accuracy
 
 
-class Named(TypedDict):
+class WithName(TypedDict):
     name: str
 
 
@@ -34,7 +34,7 @@ class TaskFields(TypedDict, total=False):
     length: Annotated[Count, Limit(f"an integer <= {LARGEST:g}", lambda x: x <= LARGEST)] | None
 
 
-class NamedTask(TaskFields, Named):
+class NamedTask(TaskFields, WithName):
     """A task with its name, which those of evaluations need not repeat."""
 
 
@@ -66,7 +66,7 @@ class RunFields(Figures):
     grid: NotRequired[str | None]
     match: NotRequired[str | None]
     error: NotRequired[str | None]
-    control: NotRequired[str | Named | None]
+    control: NotRequired[str | WithName | None]
     diverged: NotRequired[bool | None]
     model: NotRequired[dict[str, Any] | None]
     training: NotRequired[dict[str, Any] | None]

@@ -18,7 +18,7 @@ from dla.lab.measure import matched
 from dla.lab.trial import Training, Trial
 from dla.models import DLAConfig, DLAForCausalLM
 from dla.names import check_known
-from dla.typed import NONE, SOME, TABLE, Limit, Seed, Table, Text, convert, hints
+from dla.typed import NONE, SOME, TABLE, AnyTable, Limit, Seed, Text, convert, hints
 
 NAME = Limit(
     "letters, digits and any of '_.-', not beginning with a dot",  # results go to a folder of this name
@@ -40,16 +40,16 @@ class TaskTable(TypedDict):
     """A task: its name, what it is evaluated with besides, and options of its own."""
 
     name: Text
-    evaluations: NotRequired[list[Table]]
+    evaluations: NotRequired[list[AnyTable]]
 
 
 class RowTable(TypedDict, total=False):
     """Keys of a row that are no option of the model."""
 
     label: str
-    control: str | Table
+    control: str | AnyTable
     match: str
-    training: Table
+    training: AnyTable
 
 
 @dataclass(frozen=True)
@@ -59,9 +59,9 @@ class Content:
     name: Annotated[str, NAME]
     seeds: Annotated[tuple[Seed, ...], SOME]
     task: Annotated[tuple[Annotated[TaskTable, TABLE], ...], SOME]
-    row: Annotated[tuple[Table, ...], SOME]  # any value may be a list of values
-    model: Table = field(default_factory=dict)
-    training: Table = field(default_factory=dict)
+    row: Annotated[tuple[AnyTable, ...], SOME]  # any value may be a list of values
+    model: AnyTable = field(default_factory=dict)
+    training: AnyTable = field(default_factory=dict)
 
 
 def read_grid(path: str | Path) -> Grid:

@@ -37,7 +37,7 @@ class Asked:
 
 
 @dataclass(frozen=True)
-class Place:
+class ResultPlace:
     """A column of values: a task, or one of its evaluations."""
 
     panel: Panel  # what it shows, by label
@@ -143,7 +143,7 @@ def _notes(asked: Asked, runs: Sequence[Result], labels: Sequence[str]) -> list[
     return notes
 
 
-def _chosen(asked: Asked, runs: list[Result]) -> tuple[list[str], list[Place]]:
+def _chosen(asked: Asked, runs: list[Result]) -> tuple[list[str], list[ResultPlace]]:
     """The rows and columns that are asked for."""
     labels = list(dict.fromkeys(run["label"] for run in runs))
     check_known(f"rows of {asked.results}", [*asked.rows, *filter(None, [asked.baseline])], labels)
@@ -158,7 +158,7 @@ def _chosen(asked: Asked, runs: list[Result]) -> tuple[list[str], list[Place]]:
     return list(asked.rows) or labels, kept
 
 
-def columns(runs: Sequence[Result], value: str) -> Iterator[Place]:
+def columns(runs: Sequence[Result], value: str) -> Iterator[ResultPlace]:
     """The tasks in the order of their options, each followed by its evaluations in the order of the file."""
     for task in summarise(runs).tasks:
         finished = grouped((one.label, run) for one in task.rows for run in one.finished)
@@ -168,4 +168,4 @@ def columns(runs: Sequence[Result], value: str) -> Iterator[Place]:
         evaluations = [e["task"] for run in runs if run["task"] == task.task for e in run.get("evaluations") or []]
         for key in (None, *dict.fromkeys(map(canonical, evaluations))):
             values = {label: by_seed(found, key, value) for label, found in own.items()}
-            yield Place(Panel(titles[key], values, chance), own)
+            yield ResultPlace(Panel(titles[key], values, chance), own)

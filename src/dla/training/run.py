@@ -21,7 +21,7 @@ from dla.report import shown
 from dla.report.found import Found
 from dla.training.checkpoint import Checkpoints
 from dla.training.data.corpus import Corpus, open_corpus
-from dla.training.data.feed import DataError, Micro, Shape, evaluation_batches, prefetched, reading
+from dla.training.data.feed import BatchShape, DataError, Micro, evaluation_batches, prefetched, reading
 from dla.training.distributed import World, join, leave
 from dla.training.evaluate import evaluate
 from dla.training.export import export
@@ -79,7 +79,7 @@ class Run:
         data, batch, world = recipe.data, recipe.batch, self.world
         self.corpus = open_corpus(data, config.vocab_size, main=world.main, wait=world.barrier)
         self.identity = identity(recipe, config, self.corpus)
-        self.shape = Shape(data.length, data.documents, batch.sequences, batch.micro, world.rank, world.size)
+        self.shape = BatchShape(data.length, data.documents, batch.sequences, batch.micro, world.rank, world.size)
         self.feed = self.corpus.feed(self.shape, recipe.seed)
         self.checkpoints = Checkpoints(self.folder / "checkpoints", world, recipe.checkpoint.keep, self._early)
         self.step, self.position = 0, None

@@ -32,16 +32,16 @@ def load(folder: Path, record: Record, state: dict[str, Any], group: dist.Proces
     Raises:
         RefusedError: the checkpoint does not have it, or holds what it should not. Every rank raises it.
     """
-    reader = Reader(folder, read_metadata(folder, record))
+    reader = DataReader(folder, read_metadata(folder, record))
     try:
-        dcp.load(state, storage_reader=reader, planner=Planner(), process_group=group, no_dist=alone)
+        dcp.load(state, storage_reader=reader, planner=DataPlanner(), process_group=group, no_dist=alone)
     except CheckpointException as error:
         if any(isinstance(failure[0], KeyboardInterrupt) for failure in error.failures.values()):
             raise KeyboardInterrupt from error
         raise RefusedError(f"{folder} is refused: {reason(error)}") from error
 
 
-class Reader(FileSystemReader):
+class DataReader(FileSystemReader):
     """DCP's reader of files, but for the two parts of it that read: by what was checked, and only tensors."""
 
     def __init__(self, folder: Path, metadata: Metadata) -> None:
@@ -82,7 +82,7 @@ class Reader(FileSystemReader):
         planner.commit_tensor(item, target)
 
 
-class Planner(DefaultLoadPlanner):
+class DataPlanner(DefaultLoadPlanner):
     """Takes tensors for tensors, and for other values plain ones of the same type."""
 
     def create_local_plan(self) -> LoadPlan:

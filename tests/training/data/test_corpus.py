@@ -10,7 +10,7 @@ import pytest
 
 from dla.text import ByteTokenizer
 from dla.training.data.corpus import Corpus, Holdout, open_corpus
-from dla.training.data.feed import Shape
+from dla.training.data.feed import BatchShape
 from dla.training.data.shard_writer import build
 from dla.training.data.shards import Shards
 from dla.training.data.stream import StreamFeed
@@ -127,7 +127,7 @@ def test_streams(data: Data, tmp_path: Path) -> None:
     stream = Source(f"hf:json:{tmp_path}/a.jsonl", weight=2.0)
     corpus = open_corpus(replace(data, train=(stream,)), 256)
     assert corpus.train is None and corpus.streams == [stream] and corpus.validation == []
-    feed = corpus.feed(Shape(data.length, data.documents, 4), 0)
+    feed = corpus.feed(BatchShape(data.length, data.documents, 4), 0)
     assert isinstance(feed, StreamFeed)
     micros, _ = next(feed.batches())
     assert bytes(micros[0].ids.flatten().tolist()).decode() == ("\0".join(texts(500)))[:64]
@@ -198,7 +198,7 @@ def test_weights_reach_the_feed(data: Data, tmp_path: Path) -> None:
     both = replace(data, train=(*data.train, capitals))
     corpus = open_corpus(both, 256)
     assert len(corpus.validation) == 2
-    shape = Shape(both.length, both.documents, 100, micro=30, rank=1, world=2)
+    shape = BatchShape(both.length, both.documents, 100, micro=30, rank=1, world=2)
     batches = corpus.feed(shape, seed=1).batches()
     rows = np.concatenate([m.ids.numpy() for _ in range(20) for m in next(batches)[0]])
     assert rows.shape == (1000, 16)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from dla.models.loss import IGNORED
 from dla.text import ByteTokenizer
-from dla.training.data.feed import DataError, Micro, Shape, ShardFeed, evaluation_batches, prefetched, reading
+from dla.training.data.feed import BatchShape, DataError, Micro, ShardFeed, evaluation_batches, prefetched, reading
 from dla.training.data.order import Mixture
 from dla.training.data.shard_writer import build
 from dla.training.data.shards import Shards
@@ -84,8 +84,8 @@ def shard_feed(shards: list[Shards], **options: Any) -> ShardFeed:
     return ShardFeed(shards, [1.0, 2.0], shape_of(**options), 3)
 
 
-def shape_of(**options: Any) -> Shape:
-    return Shape(**{"length": LENGTH, "documents": "packed", "sequences": 6, **options})
+def shape_of(**options: Any) -> BatchShape:
+    return BatchShape(**{"length": LENGTH, "documents": "packed", "sequences": 6, **options})
 
 
 @pytest.mark.parametrize("documents", ["packed", "concatenated"])
@@ -106,7 +106,7 @@ def test_every_token_and_target(shards: list[Shards], documents: str) -> None:
 
 def test_the_end_token_is_predicted_and_predicts_nothing(tmp_path: Path) -> None:
     one = build(["abc", "defg", "hijklmn"], tmp_path / "x", ByteTokenizer(), tokenizer_name="bytes")
-    feed = ShardFeed([one], [1.0], Shape(16, "packed", 1), 0)
+    feed = ShardFeed([one], [1.0], BatchShape(16, "packed", 1), 0)
     ((micro,), _) = next(feed.batches())
     assert bytes(micro.ids[0].tolist()) == b"abc\0defg\0hijklmn"
     x = IGNORED
@@ -117,7 +117,7 @@ def test_the_end_token_is_predicted_and_predicts_nothing(tmp_path: Path) -> None
 
 def test_positions_only_where_a_document_begins_inside(tmp_path: Path) -> None:
     one = build(["a" * 15, "b" * 100], tmp_path / "x", ByteTokenizer(), tokenizer_name="bytes")
-    feed = ShardFeed([one], [1.0], Shape(16, "packed", 7, micro=1), 0)
+    feed = ShardFeed([one], [1.0], BatchShape(16, "packed", 7, micro=1), 0)
     micros, _ = next(feed.batches())
     assert [micro.positions for micro in micros] == [None] * 7
     (first,) = [micro for micro in micros if micro.ids[0, 0] == ord("a")]
@@ -232,7 +232,7 @@ def test_a_dataset_with_a_state_is_not_read_again(monkeypatch: pytest.MonkeyPatc
 
 
 def test_a_stream_without_text_is_refused() -> None:
-    shape = Shape(4, "packed", 1)
+    shape = BatchShape(4, "packed", 1)
     feed = StreamFeed([Source("empty")], [1.0], ByteTokenizer(), shape, 0, lambda source: [{"text": ""}])
     with pytest.raises(ValueError, match="the source empty has no documents"):
         next(feed.batches())

@@ -10,7 +10,7 @@ from typing import Any
 from dla.fingerprint import json_fingerprint, vocabulary_fingerprint
 from dla.training.data.documents import documents, is_hub, source_fingerprint
 from dla.training.data.encoding import find_tokenizer
-from dla.training.data.feed import Shape, ShardFeed
+from dla.training.data.feed import BatchShape, ShardFeed
 from dla.training.data.shard_index import is_shards
 from dla.training.data.shard_writer import build
 from dla.training.data.shards import Shards
@@ -38,7 +38,7 @@ class Corpus:
     validation: list[Shards]
     tokenizer: Any
 
-    def feed(self, shape: Shape, seed: int) -> Feed:
+    def feed(self, shape: BatchShape, seed: int) -> Feed:
         """The training batches of a rank."""
         if self.train is not None:
             return ShardFeed(self.train, self.weights, shape, seed)

@@ -57,7 +57,7 @@ class Excerpt:
 
 
 @dataclass(frozen=True)
-class Shape:
+class BatchShape:
     """How a step is cut: ``sequences`` of ``length`` tokens over ``world`` ranks, ``micro`` (0: all) at a time.
 
     documents: "packed" (one knows nothing of the one before) or "concatenated". rank: which process this one is.
@@ -122,7 +122,7 @@ def sequences_of(shards: Shards, length: int) -> int:
     return count
 
 
-def read_row(shards: Shards, index: int, shape: Shape) -> Excerpt:
+def read_row(shards: Shards, index: int, shape: BatchShape) -> Excerpt:
     start, stop = index * shape.length, (index + 1) * shape.length + 1
     packed = shape.documents == "packed"
     starts = shards.document_starts(start, stop) - start if packed else np.empty(0, dtype=np.int64)
@@ -132,7 +132,7 @@ def read_row(shards: Shards, index: int, shape: Shape) -> Excerpt:
 class ShardFeed:
     """Sequences of tokens on disk, in a random order, of each source as many as its weight says."""
 
-    def __init__(self, shards: Sequence[Shards], weights: Sequence[float], shape: Shape, seed: int) -> None:
+    def __init__(self, shards: Sequence[Shards], weights: Sequence[float], shape: BatchShape, seed: int) -> None:
         self.shards, self.shape = list(shards), shape
         self.mixture = Mixture([sequences_of(s, shape.length) for s in self.shards], weights, seed)
 
@@ -156,7 +156,7 @@ class ShardFeed:
                 yield shape.micros(rows), {"step": step}
 
 
-def evaluation_batches(shards: Sequence[Shards], shape: Shape, sequences: int) -> Iterator[Micro]:
+def evaluation_batches(shards: Sequence[Shards], shape: BatchShape, sequences: int) -> Iterator[Micro]:
     """A rank's share of ``sequences`` sequences, not a step's, spread evenly over the data, the same at every call.
 
     All ranks get the same number of micro-batches; those that have fewer sequences get some without targets.

@@ -9,7 +9,7 @@ import numpy as np
 
 from dla.training.data.documents import hub_dataset, text_of
 from dla.training.data.encoding import encode, vocabulary_size
-from dla.training.data.feed import Excerpt, Micro, Position, Shape, StepPosition
+from dla.training.data.feed import BatchShape, Excerpt, Micro, Position, StepPosition
 from dla.training.data.order import Draws
 from dla.training.recipe import Source
 from dla.typed import BadValueError, Natural, convert
@@ -50,7 +50,7 @@ class StreamFeed:
         sources: Sequence[Source],
         weights: Sequence[float],
         tokenizer: Any,
-        shape: Shape,
+        shape: BatchShape,
         seed: int,
         open_source: Opener = hub_dataset,
     ) -> None:
@@ -78,7 +78,7 @@ class StreamFeed:
         step = position["step"] if position else 0
         states = position["streams"] if position else [None] * len(self.sources)
         streams = [
-            Stream(source, self.tokenizer, shape.length, self.open_source, state)
+            TokenStream(source, self.tokenizer, shape.length, self.open_source, state)
             for source, state in zip(self.sources, states, strict=True)
         ]
         mine = slice(shape.rank * shape.rows, (shape.rank + 1) * shape.rows)
@@ -89,7 +89,7 @@ class StreamFeed:
             yield shape.micros(rows[mine]), {"step": step, "streams": [stream.state() for stream in streams]}
 
 
-class Stream:
+class TokenStream:
     """One source as an endless row of tokens, cut into sequences of ``length`` + 1 that share their outer tokens."""
 
     def __init__(

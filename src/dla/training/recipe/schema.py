@@ -7,7 +7,7 @@ from typing import Any
 from dla.models.config import OPTIONS
 from dla.names import nearest
 from dla.training.recipe import Recipe
-from dla.typed import NONE, Table, convert, hints
+from dla.typed import NONE, AnyTable, convert, hints
 
 Tree = dict[str, Any]  # of a file: tables by name, with values of the right types; what a file left out is not there
 
@@ -41,7 +41,7 @@ def typed_tree(content: Mapping[str, Any]) -> Tree:
         elif name not in SECTIONS:
             raise ValueError(f"{name!r} is not known; the nearest is {suggest(name, [*TOP, *SECTIONS, EXTENDS])!r}")
         else:
-            tree[name] = {key: _entry(f"{name}.{key}", entry) for key, entry in convert(name, value, Table).items()}
+            tree[name] = {key: _entry(f"{name}.{key}", entry) for key, entry in convert(name, value, AnyTable).items()}
     return tree
 
 
