@@ -206,9 +206,9 @@ def test_the_compiled_scan_checks_its_numbers(merge: int, score: int, reason: st
 
 
 def test_the_struct_is_the_one_of_the_source() -> None:
-    """Field by field, as scan.cpp declares it."""
-    source = (Path(compiled.__file__).parent / "scan.cpp").read_text()
-    body = source[source.index("struct ScanArgs {") : source.index("static const int32_t ALIVE")]
+    """Field by field, as scan_args.h declares it."""
+    source = (Path(compiled.__file__).parent / "scan_args.h").read_text()
+    body = source[source.index("struct ScanArgs {") :]
     lines = [line.split("//")[0].strip() for line in body.splitlines()[1:]]
     declared = []
     for line in (line for line in lines if line.endswith(";") and line != "};"):
