@@ -8,6 +8,7 @@ import pytest
 
 from dla.typed import (
     LARGEST,
+    AnyTable,
     BelowOne,
     Count,
     Finite,
@@ -20,7 +21,6 @@ from dla.typed import (
     Sha256,
     Share,
     Size,
-    Table,
     Text,
     check_fields,
     convert,
@@ -40,7 +40,7 @@ class Settings:
     steps: Count = 1
     items: tuple[Item, ...] = ()
     kind: Literal["soft", "hard"] = "soft"
-    more: Table = field(default_factory=dict)
+    more: AnyTable = field(default_factory=dict)
 
 
 class Record(TypedDict):
