@@ -184,6 +184,16 @@ def test_other_calls_in_between() -> None:
     assert all(isinstance(p, Program) for p in programs(cache))
 
 
+def test_hooks_of_all_modules_are_called() -> None:
+    model, ids, seen = make("mamba2-dynamic", torch.float32), tokens(1, T + 3), []
+    _, cache = decode(model, ids[:, :T])
+    with nn.modules.module.register_module_forward_hook(lambda module, args, output: seen.append(module)):
+        stream(model, ids[:, T : T + 1], [1], cache=cache)
+    assert {id(block.mixer.memory) for block in model.model.layers} <= {id(module) for module in seen}
+    stream(model, ids[:, T + 1 :], [1, 1], cache=cache)  # the first of them finds another tail, and is torch's
+    assert all(isinstance(p, Program) for p in programs(cache))
+
+
 def test_copies_make_their_own() -> None:
     model, ids = make("gated_deltanet-dynamic", torch.float32), tokens(2, T + 4)
     _, cache = decode(model, ids[:, :T])

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.compiler import is_compiling
+from torch.nn.modules.module import _has_any_global_hook
 
 from dla.ops.cpu import library
 
@@ -31,9 +32,10 @@ def fusable(first: Tensor, *others: Tensor | None) -> bool:
 
 
 def watched() -> bool:
-    """Whether somebody looks at torch's calls, or changes what they mean: autocast, a mode, a transform."""
+    """Whether somebody looks at calls or changes what they mean: autocast, a mode, a transform, hooks of all modules."""
     return (
         torch.is_autocast_enabled("cpu")
+        or _has_any_global_hook()
         or torch._C._len_torch_dispatch_stack() > 0
         or torch._C._functorch.peek_interpreter_stack() is not None
     )
