@@ -32,7 +32,7 @@ def fusable(first: Tensor, *others: Tensor | None) -> bool:
 
 
 def watched() -> bool:
-    """Whether somebody looks at calls or changes what they mean: autocast, a mode, a transform, hooks of all modules."""
+    """Whether somebody looks at calls or changes what they mean: autocast, modes, transforms, hooks of all modules."""
     return (
         torch.is_autocast_enabled("cpu")
         or _has_any_global_hook()
