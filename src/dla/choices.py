@@ -24,9 +24,11 @@ _PAPER = {
     "sharpness_start": 4.0,
 }
 
-# Memories with a name: what the paper does, and what the study (docs/study.md) supports for recall.
+# Memories with a name: what the paper does by its Algorithm 1, and by the other reading of its equation for the
+# information; what the study (docs/study.md) supports for recall.
 CONFIGURATIONS: dict[str, dict[str, Any]] = {  # options of DLAConfig
     "paper": _PAPER,
+    "paper_equation": {**_PAPER, "score": "state"},
     "recommended": {**_PAPER, "routed": True, "sharpness": "token"},
 }
 NAMED = (*MEMORIES, *CONFIGURATIONS)

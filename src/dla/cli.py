@@ -23,6 +23,7 @@ COMMANDS = {
     "train plot": ("training.plot", "the curves of training runs as a picture"),
     "train export": ("training.export", "a checkpoint of a run as a saved model"),
     "data build": ("training.build", "text to tokens in memory-mapped shards; an interrupted build goes on"),
+    "data tokenizer": ("training.tokenizer", "learn a byte-level BPE from texts, as a folder that transformers loads"),
     "data check": ("training.check", "compare shards with their checksums; what they hold"),
     "eval": ("evaluation.evaluate", "a model on the paper's datasets"),
     "eval table": ("evaluation.table", "results of several models side by side"),

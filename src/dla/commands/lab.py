@@ -11,6 +11,7 @@ def demo(parser: ArgumentParser) -> str:
         "--out", type=Path, default=Path("out/demo"), metavar="DIR", help="where all goes (%(default)s)"
     )
     parser.add_argument("--steps", type=int, metavar="N", help="train for so many steps instead of the usual ones")
+    parser.add_argument("--open", action="store_true", dest="show", help="open the page at the end")
     runs(parser, "dla.lab.demo")
     return "dla demo --out out/demo"
 

@@ -46,6 +46,16 @@ def build(parser: ArgumentParser) -> str:
     return "dla data build stdlib out/tokens"
 
 
+def tokenizer(parser: ArgumentParser) -> str:
+    parser.add_argument("sources", nargs="+", metavar="SOURCE", help='files, folders, "stdlib" or "hf:NAME"')
+    parser.add_argument("out", type=Path, metavar="OUT", help="the folder of the tokenizer")
+    parser.add_argument("--vocab", type=int, default=2048, metavar="N", help="tokens, bytes included (%(default)s)")
+    parser.add_argument("--field", default="text", help="the column or key of the text (%(default)s)")
+    json_option(parser)
+    runs(parser, "dla.training.data.bpe")
+    return "dla data tokenizer stdlib out/tokenizer --vocab 2048"
+
+
 def check(parser: ArgumentParser) -> str:
     parser.add_argument("folder", type=Path, metavar="DIR")
     json_option(parser)

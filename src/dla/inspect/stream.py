@@ -35,6 +35,7 @@ What is kept at the end (over all heads):
 The bound of Theorem 1 (for a query of norm 1) measures how mixed the tokens inside a state are. It is not an
 error of the operator: a state is the sum of its tokens, and reading a sum is exact.
 W: how many dense states a read touches, counting a state of few tokens as its tokens.
+At changes: the share of the kept states' beginnings at which the stream really changes.
 
 One run of each operator on this machine, the first call included:
 
@@ -66,7 +67,7 @@ def run(out: Path, *, seed: int = 0) -> Found:
         "stream": sizes,
         "tau": TAU,
         "capacity": CAPACITY,
-        "partitions": [summary(rows, rules) for rows in zip(*heads, strict=True)],
+        "partitions": [summary(rows, rules, stream.changes[0]) for rows in zip(*heads, strict=True)],
         "operators": time_operators(stream),
         "picture": None,
     }
@@ -106,12 +107,13 @@ def partition(name: str, u: Tensor, blocks: Sequence[int]) -> Partition:
     return Partition(name, spans, bound.item(), spread.tolist())
 
 
-def summary(heads: tuple[Partition, ...], rules: dict[str, Segmentation]) -> dict[str, Any]:
+def summary(heads: tuple[Partition, ...], rules: dict[str, Segmentation], changes: Tensor) -> dict[str, Any]:
     """One row of the table: a partition, its figures taken over all heads."""
     name = heads[0].name
     counts = torch.tensor([end - start for p in heads for start, end in p.spans], dtype=torch.float64)
     quartiles = counts.quantile(torch.tensor([0.25, 0.5, 0.75], dtype=torch.float64)).tolist()
     figures = describe(rules[name], DK, DV) if name in rules else {}
+    begins = [start for p in heads for start, _ in p.spans[1:]]
     return {
         "partition": name,
         "boundary rate": figures.get("boundary_rate"),
@@ -119,6 +121,7 @@ def summary(heads: tuple[Partition, ...], rules: dict[str, Segmentation]) -> dic
         "tokens: min": int(counts.min()),
         **dict(zip(("25%", "50%", "75%"), quartiles, strict=True)),
         "max": int(counts.max()),
+        "at changes": float(changes[begins].double().mean()),
         "W": figures.get("W"),
         "bound": sum(p.bound for p in heads) / len(heads),
     }
