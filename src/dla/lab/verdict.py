@@ -18,8 +18,8 @@ def closing(accuracy: Mapping[str, float], held: Mapping[str, float], found: Map
 
 SEEDS = (
     "This is one run of each, on seed 0. In docs/study.md, five seeds of a longer version of the task lie as far "
-    "apart as 0.35 and 0.98 for the same model, and the single state of equal size reached 0.08 to 0.27 there, at its own best "
-    "learning rate: which of the two is ahead depends on task, steps and seed."
+    "apart as 0.35 and 0.98 for the same model, and the single state of equal size reached 0.08 to 0.27 there, at "
+    "its own best learning rate: which of the two is ahead depends on task, steps and seed."
 )
 
 
