@@ -4,7 +4,8 @@
 
 The noisy piecewise-constant stream of `dla inspect stream` (segments of 16 tokens on average), with forgetting from
 none to a factor of e a token. AUC: how often a token at which a segment begins scores above another (0.5: the
-score cannot tell). Hits and false alarms: of the tokens that begin a segment and of the others, the share that opens a state.
+score cannot tell). Hits and false alarms: of the tokens that begin a segment and of the others, the share that opens a
+state.
 """
 
 import torch
