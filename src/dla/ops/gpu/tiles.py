@@ -5,7 +5,7 @@ two sequences of 5 and 3 tokens, chunks of 4:   tokens    0 1 2 3 | 4 | 5 6 7
                                                 first     0         4   5         its first token
                                                 end       5         5   8         where its sequence ends
                                                 sequence  0         0   1
-                                                chunks    [0, 2, 3]               sequence n has chunks[n] to chunks[n + 1]
+                                                chunks    [0, 2, 3]           sequence n has chunks[n] to chunks[n + 1]
 """
 
 from dataclasses import dataclass
