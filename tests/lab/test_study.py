@@ -1,5 +1,6 @@
 """The study's documents and grids: tables are those of the results, grids can be read."""
 
+import runpy
 from pathlib import Path
 
 import pytest
@@ -20,3 +21,9 @@ def test_tables_are_those_of_the_results(document):
 def test_grids_can_be_read(path):
     grid = read_grid(path)
     assert grid.name == path.stem and grid.trials
+
+
+@pytest.mark.parametrize("corpus", ["books", "library"])
+def test_the_table_of_scores_is_that_of_the_results(corpus):
+    made = runpy.run_path(str(ROOT / "study" / "scores_table.py"))["table"](corpus)
+    assert made in (ROOT / "docs" / "study.md").read_text()
