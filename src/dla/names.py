@@ -27,4 +27,5 @@ def check_choice(name: str, value: object, choices: Iterable[str]) -> None:
     """Refuse a ``value`` that is not one of ``choices``."""
     choices = tuple(choices)
     if value not in choices:
-        raise ValueError(f"{name} must be one of {', '.join(map(repr, choices))}, got {value!r}{did_you_mean(value, choices)}")
+        accepted, near = ", ".join(map(repr, choices)), did_you_mean(value, choices)
+        raise ValueError(f"{name} must be one of {accepted}, got {value!r}{near}")

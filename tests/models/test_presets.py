@@ -130,7 +130,7 @@ def test_unknown_names():
     with pytest.raises(ValueError, match=r"got 'mamba2-780M'; did you mean 'mamba2-780m'\?$") as caught:
         preset("mamba2-780M")
     assert all(name in str(caught.value) for name in PRESETS)
-    with pytest.raises(ValueError, match="got 'nosuch'$"):  # nothing is near
+    with pytest.raises(ValueError, match=r"got 'nosuch'$"):  # nothing is near
         preset("nosuch")
 
 
