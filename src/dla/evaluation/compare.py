@@ -177,8 +177,8 @@ def run(paths: Sequence[Path], *, out: Path | None = None) -> Found:
     """
     a, b = (read(path) for path in paths)
     rows = compare(a, b)
-    names = row_names([a, b])
-    figures, text = {"a": names[0], "b": names[1], "rows": rows}, as_text(*names, rows)
+    ours, theirs = row_names([a, b])
+    figures, text = {"a": ours, "b": theirs, "rows": rows}, as_text(ours, theirs, rows)
     file = out if out is not None and out.suffix == ".json" else None
     if out is not None and file is None:
         out.parent.mkdir(parents=True, exist_ok=True)
