@@ -52,6 +52,12 @@ PACKAGE = Path(dla.__file__).parent
 ROOMS = {path.parent.name for path in PACKAGE.glob("*/__init__.py")}
 
 
+def test_no_two_classes_have_the_same_name():
+    trees = (ast.parse(path.read_text()) for path in PACKAGE.rglob("*.py"))
+    names = [node.name for tree in trees for node in tree.body if isinstance(node, ast.ClassDef)]
+    assert sorted(name for name in set(names) if names.count(name) > 1) == []
+
+
 def rooms_imported_by(room):
     """The other folders of the package that the files of one import, at their top or inside functions."""
     names = set()

@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
+from dla.names import check_choice
+
 MEMORIES = ("single", "log_linear", "dynamic")
 DTYPES = ("float32", "bfloat16", "float16")  # of a model that runs
 FORMATS = ("state-spaces", "transformers", "fla")  # of other people's checkpoints
@@ -34,7 +36,12 @@ CONFIGURATIONS: dict[str, dict[str, Any]] = {  # options of DLAConfig
 NAMED = (*MEMORIES, *CONFIGURATIONS)
 
 
-def spelled_out(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Options of ``DLAConfig`` whose ``memory`` may name a configuration: with its options where they say no other."""
+def spelled_out(options: Mapping[str, Any], where: str = "memory") -> dict[str, Any]:
+    """Options of ``DLAConfig`` whose ``memory`` may name a configuration: with its options where they say no other.
+
+    where: what a refusal calls a memory that is none.
+    """
+    if "memory" in options:
+        check_choice(where, options["memory"], NAMED)
     named = CONFIGURATIONS.get(options.get("memory", ""))
     return dict(options) if named is None else {**named, **options, "memory": named["memory"]}

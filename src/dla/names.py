@@ -9,6 +9,12 @@ def nearest(name: str, known: Iterable[str]) -> str:
     return difflib.get_close_matches(name, list(known), n=1, cutoff=0.0)[0]
 
 
+def did_you_mean(name: object, known: Iterable[str]) -> str:
+    """The known name that was probably meant, as the end of a message; "" if none is really near."""
+    near = difflib.get_close_matches(name, list(known), n=1) if isinstance(name, str) else []
+    return f"; did you mean {near[0]!r}?" if near else ""
+
+
 def check_known(where: str, given: Iterable[str], known: Iterable[str]) -> None:
     """Refuse given names that are not known: "where: 'lrr' is not known; the nearest is 'lr'"."""
     known = list(known)
@@ -21,4 +27,5 @@ def check_choice(name: str, value: object, choices: Iterable[str]) -> None:
     """Refuse a ``value`` that is not one of ``choices``."""
     choices = tuple(choices)
     if value not in choices:
-        raise ValueError(f"{name} must be one of {', '.join(map(repr, choices))}, got {value!r}")
+        accepted, near = ", ".join(map(repr, choices)), did_you_mean(value, choices)
+        raise ValueError(f"{name} must be one of {accepted}, got {value!r}{near}")

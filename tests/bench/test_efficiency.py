@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from dla.bench import efficiency
-from dla.bench.efficiency import NAMES, command, draw, make_sweep, run
+from dla.bench.efficiency import NAMES, command, draw, left, make_sweep, run
 from dla.bench.efficiency_worker import describe, measure
 from dla.bench.timing import Worker
 from dla.cli import main
@@ -154,6 +154,33 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: py
     assert (tmp_path / "efficiency.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_points_are_shown_as_they_come(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Also where nobody has a terminal: each with how many are left and about how long they take."""
+    printed: list[str] = []
+
+    class Watched(Lacking):
+        def ask(self, **point: int) -> dict[str, Any]:
+            printed.append(capsys.readouterr().err)
+            return super().ask(**point)
+
+    monkeypatch.setattr(efficiency, "Worker", Watched)
+    run(out=tmp_path, **OPTIONS)
+    printed.append(capsys.readouterr().err)
+    lines = "".join(printed).splitlines()
+    assert lines[0] == "9 measurements; loading mamba2-tiny with Vanilla, Log-Linear, DLA"
+    assert [text.count("\n") for text in printed] == [1, 0, 0, 0, *[1] * 9]  # after the models' own answers
+    assert lines[1].startswith("Vanilla, batch 1, context 128: 2.00 tokens/s, 1 MiB (8 of 9 left, about ")
+    assert lines[6].startswith("DLA, batch 2, context 128: failed: out of memory (3 of 9 left, about ")
+    assert lines[9] == "DLA, batch 1, context 16: 2.00 tokens/s, 1 MiB"
+
+
+def test_the_time_left_goes_with_the_tokens() -> None:
+    assert left([10, 10, 20, 40], 2, 30.0) == " (2 of 4 left, about 90 s)"
+    assert left([10, 10], 2, 30.0) == ""
+
+
 def test_what_failed_is_left_out_and_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(efficiency, "Worker", Lacking)
     found = run(out=tmp_path, **OPTIONS)
@@ -162,8 +189,8 @@ def test_what_failed_is_left_out_and_told(tmp_path: Path, monkeypatch: pytest.Mo
     failed = [row for row in report["rows"] if "failed" in row]
     assert failed == [{"memory": "dynamic", "batch": 2, "context": 128, "failed": "out of memory"}]
     assert "DLA, batch 2, context 128: failed: out of memory" in found.text
-    left = draw(report).axes[0]
-    assert [len(line.get_xdata()) for line in left.lines] == [2, 2, 1]
+    first = draw(report).axes[0]
+    assert [len(line.get_xdata()) for line in first.lines] == [2, 2, 1]
     assert (tmp_path / "efficiency.png").exists()
 
 

@@ -7,7 +7,7 @@ import torch
 from dla.bench import training_loop
 from dla.bench.training_loop import ROUND, TimedRun, run
 from dla.models import DLAConfig
-from dla.training.recipe import Batch, Checkpoint, Data, Gate, Recipe, Schedule, Source
+from dla.training.recipe import BatchSizes, Checkpoint, Data, Gate, Recipe, Schedule, Source
 from dla.training.recipe.configure import model_config
 
 LOOPS = {"dla train", "bare loop"}
@@ -63,7 +63,7 @@ def test_both_loops_make_the_same_steps(text, tmp_path):
         run=str(tmp_path / "run"),
         model=TINY,
         data=Data(train=(Source(text),), length=32, cache=str(tmp_path / "cache")),
-        batch=Batch(sequences=2),
+        batch=BatchSizes(sequences=2),
         schedule=Schedule(steps=2 * ROUND, warmup=0, final=1.0),
         gate=Gate(kind="hard"),
         checkpoint=Checkpoint(every=0, export=False),

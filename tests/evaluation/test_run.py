@@ -1,6 +1,7 @@
 """`dla eval` and `dla reproduce` from end to end, on tiny models and rows made here."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,24 @@ def test_scores_are_those_computed_by_hand(model: Path, data: Path, tmp_path: Pa
     assert task.value == pytest.approx(100 * sum(expected) / 6)
     assert (evaluation.label, task.n, task.official) == ("mine", 6, False)  # six rows are not PIQA
     assert 0 <= task.other["acc_norm"] <= 1
+
+
+def test_a_model_is_named_after_its_run(
+    model: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Any
+) -> None:
+    shutil.copytree(model, tmp_path / "dynamic" / "model")
+    out = tmp_path / "result.json"
+    assert on_piqa(tmp_path / "dynamic" / "model", data, out) == 0
+    assert read(out).label == "dynamic"
+    assert any(line.startswith("dynamic ") for line in capfd.readouterr().out.splitlines())
+    monkeypatch.chdir(tmp_path / "dynamic")
+    assert on_piqa(Path("model"), data, tmp_path / "other.json") == 0
+    assert read(tmp_path / "other.json").label == "dynamic"
+    assert main(["eval", "compare", str(out), str(tmp_path / "other.json")]) == 0
+    assert "A: dynamic\nB: dynamic [model]\n" in capfd.readouterr().out
+    assert on_piqa(Path("model"), data, tmp_path / "other.json", "--label", "mine") == 0
+    assert on_piqa(Path("model"), data, tmp_path / "other.json") == 0
+    assert read(tmp_path / "other.json").label == "mine"
 
 
 def test_finished_tasks_are_not_run_again(

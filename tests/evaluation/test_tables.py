@@ -2,10 +2,12 @@ import csv
 import io
 import json
 import re
+from pathlib import Path
 
 import pytest
 
 from dla.cli import main
+from dla.evaluation.labels import row_names
 from dla.evaluation.paper import columns
 from dla.evaluation.results import Evaluation, TaskResult, write
 from dla.evaluation.show import run
@@ -215,7 +217,27 @@ def test_equal_labels_are_told_apart():
     one, two = model("A", [1.0] * 6), model("A", [2.0] * 6)
     two.model = "out/other"
     labels = [line.label for line in make_table([one, two, two], "retrieval").rows]
-    assert labels == ["A [out/A]", "A [out/other]", "A [out/other] #2"]
+    assert labels == ["A", "A [other]", "A [other] #2"]
+
+
+@pytest.mark.parametrize(
+    ("models", "expected"),
+    [
+        (["out/cpu/dynamic/model", "out/cpu/single/model", "mamba2-tiny"], ["dynamic", "single", "mamba2-tiny"]),
+        (["out/cpu/dynamic/model", "out/gpu/dynamic/model"], ["cpu/dynamic", "gpu/dynamic"]),
+        (
+            ["a/cpu/dynamic/model", "b/cpu/dynamic/model", "b/x/dynamic"],
+            ["a/cpu/dynamic", "b/cpu/dynamic", "x/dynamic"],
+        ),
+        (["dynamic", "out/dynamic/model"], ["dynamic", "out/dynamic"]),
+        (["out/dynamic/model", "out/dynamic/model"], ["dynamic", "dynamic #2"]),
+        (["model", "", "/"], ["model", "", "/"]),
+    ],
+)
+def test_rows_are_named_after_their_runs(models, expected):
+    """Also in files whose label is the bare name of the model's folder."""
+    for labels in ([""] * len(models), [Path(one).name for one in models]):
+        assert row_names([Evaluation(one, label, []) for one, label in zip(models, labels, strict=True)]) == expected
 
 
 def test_unknown_layout():

@@ -4,17 +4,19 @@ import json
 import math
 import random
 import re
+import shutil
 import struct
+import subprocess
 from html.parser import HTMLParser
 
 import numpy as np
 import pytest
 
 from dla import cli
-from dla.lab import report
+from dla.lab import plots, report
 from dla.lab.plots import learning_curve, length_evaluations
-from dla.lab.report import markdown, read, task_table
-from dla.lab.statistics import difference, estimate, option_text, summarise, t_quantile
+from dla.lab.report import markdown, read, task_notes, task_table
+from dla.lab.statistics import LIMITS, difference, estimate, option_text, summarise, t_quantile
 from dla.report.plots import spread, styles
 
 RECALL = {"name": "recall", "length": 96, "pairs": 16, "gap": "between"}
@@ -98,6 +100,87 @@ def test_interval_by_hand():
     assert made.mean == pytest.approx(0.93)
     assert made.half == pytest.approx(0.0895668, abs=1e-6)
     assert made.n == 3
+
+
+def test_intervals_of_accuracies_end_at_0_and_1():
+    made = estimate([0.90, 0.92, 0.99], LIMITS["accuracy"])
+    assert made.mean + made.half > 1 == made.high and made.low == made.mean - made.half
+    assert made.text() == f"0.937 ({made.low:.3f} to 1.000)"
+    assert made.arms == [[made.mean - made.low], [1 - made.mean]]
+    assert estimate([0.1, 0.9], LIMITS["accuracy"]).text() == "0.500 (0.000 to 1.000)"
+    assert estimate([0.5, 0.51, 0.52], LIMITS["accuracy"]).text() == "0.510 ± 0.025"
+    assert estimate([1.0, 1.0, 1.0], LIMITS["accuracy"]).text() == "1.000 ± 0.000"
+    assert estimate([0.1, 0.9]).text() == "0.500 ± 5.082", "what has no limits is not cut"
+    (row,) = rows_of(seeds("wild", [0.1, 0.9, 0.9])).values()
+    assert (row.accuracy.high, row.evaluations[0].low) == (1.0, 0.0)
+
+
+def test_bars_in_plots_end_at_0_and_1(monkeypatch):
+    """Whatever is drawn of the accuracies of a wild row lies between 0 and 1."""
+    pytest.importorskip("matplotlib")
+    from matplotlib.collections import LineCollection
+
+    drawn = []
+
+    def keep(figure):
+        found = [one for ax in figure.axes for one in ax.collections if isinstance(one, LineCollection)]
+        drawn.extend(one.get_segments() for one in found)
+        return b""
+
+    monkeypatch.setattr(plots, "png", keep)
+    (task,) = summarise(seeds("wild", [0.1, 0.9, 0.9])).tasks
+    plots.draw(task, styles(["wild"]))
+    heights = [y for bars in drawn for bar in bars for _, y in bar]
+    assert min(heights) == 0 and max(heights) == 1
+
+
+def test_a_row_at_chance_is_never_the_best():
+    lucky = seeds("lucky", [1 / 64] * 3) + seeds("poor", [0.01] * 3)
+    (task,) = summarise(lucky).tasks
+    assert {row.standing for row in task.rows} == {"below"}
+    assert not any(row.best or any(cell.best for cell in row.cells) for row in task_table(task).rows)
+    assert "No row is above chance, so that none is the best." in task_notes(task)
+    (better,) = summarise([*lucky, *seeds("good", [0.1] * 3)]).tasks
+    assert [row.standing for row in better.rows] == ["best", "below", "below"] and not task_notes(better)
+
+
+def test_the_name_of_chance_covers_nothing(monkeypatch):
+    """It stands in the right margin, apart from all other names and from what is drawn inside the axes."""
+    pytest.importorskip("matplotlib")
+    figures = []
+    monkeypatch.setattr(plots, "png", lambda figure: figures.append(figure) or b"")
+    rows = [*seeds("at chance", [0.015, 0.016, 0.017]), *seeds("near it", [0.02, 0.03, 0.02]), *GRID]
+    (task,) = summarise(rows).tasks
+    plots.draw(task, styles(["at chance", "near it", "DLA", "wide", "plain", "unstable"]))
+    assert len(figures) == 3
+    for figure in figures:
+        texts = [text for ax in figure.axes for text in ax.texts if text.get_text()]
+        (chance,) = [text for text in texts if text.get_text() == "chance"]
+        box = chance.get_window_extent()
+        assert box.x0 > chance.axes.get_window_extent().x1
+        assert box.count_overlaps([text.get_window_extent() for text in texts if text is not chance]) == 0
+        assert box.x1 <= figure.bbox.x1
+
+
+@pytest.mark.skipif(shutil.which("chromium") is None, reason="needs chromium")
+def test_tables_fit_a_page_of_1200_pixels(tmp_path):
+    long = {**RECALL, "length": 4096, "part": "validation", "since": 512}
+    memory = {"boundary_rate": 0.4, "live_states": 9.2, "W": 5.1}
+    wild = [[0.1, 0.9, 0.9], [0.2, 0.8, 0.9]]
+    rows = [run for i, accuracies in enumerate(wild) for run in seeds(f"row {i}, {'x' * 30} of some words", accuracies)]
+    for run in rows:
+        run["memory"], run["match"] = memory, "row 0"
+        run["evaluations"] += [{"task": long, "accuracy": 0.5 * run["accuracy"], "loss": 0.2}]
+    page = write_report(rows, tmp_path)
+    measure = (
+        "<script>document.title = [document.documentElement.scrollWidth,"
+        "...Array.from(document.querySelectorAll('section > .wide'), x => x.scrollWidth - x.clientWidth)]</script>"
+    )
+    page.write_text(page.read_text().replace("</body>", f"{measure}</body>"))
+    options = ["--headless", "--no-sandbox", "--disable-gpu", "--window-size=1200,900", "--dump-dom", page.as_uri()]
+    done = subprocess.run(["chromium", *options], capture_output=True, text=True, check=True, timeout=120)
+    width, *hidden = map(int, re.search("<title>(.*?)</title>", done.stdout)[1].split(","))
+    assert width <= 1200 and hidden == [0]
 
 
 def test_one_value_has_no_interval_and_none_no_mean():
@@ -311,7 +394,7 @@ def test_options_in_words(name, value, text):
 def test_markdown_tables_line_up_and_the_best_is_bold():
     lines = [line for line in markdown(summarise(GRID)).splitlines() if line.startswith("|")]
     assert len({len(line) for line in lines}) == 1 and len({line.count("|") for line in lines}) == 1
-    assert lines[2].startswith("| **DLA** ") and "**0.973 ± 0.052**" in lines[2]
+    assert lines[2].startswith("| **DLA** ") and "**0.973 (0.922 to 1.000)**" in lines[2]
     assert lines[-1].startswith("| chance") and " 0.016 |" in lines[-1]
     assert not any("**" in line for line in lines[3:])
 

@@ -63,9 +63,10 @@ def test_values_and_paired_differences(results):
     assert header == ["", "recall, length 64", "→ length 256", "state bytes", "boundary rate"]
     t = 12.706  # Student's, one degree of freedom
     half = t * math.sqrt(0.02) / math.sqrt(2)
-    assert single == ["single", f"0.300 ± {half:.3f}", f"0.150 ± {half / 2:.3f}", "1,234", "–"]
+    # an accuracy's interval ends at 0 and 1
+    assert single == ["single", "0.300 (0.000 to 1.000)", f"0.150 (0.000 to {0.15 + half / 2:.3f})", "1,234", "–"]
     # differences 0.3 and 0.5: the runs are paired by their seed
-    assert routed[1] == f"0.700 ± {2 * half:.3f} (+0.400 ± {half:.3f})"
+    assert routed[1] == f"0.700 (0.000 to 1.000) (+0.400 ± {half:.3f})"
     assert routed[3:] == ["1,234", "0.25"]
     assert "routed: 1 diverged or failed" in text and "Seeds 0, 1, 2; 7 steps" in text
     assert text.startswith("# Study") and text.endswith("behind\n") and "old" not in text

@@ -15,6 +15,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import Mamba2Config, Mamba2ForCausalLM
 
+from dla.choices import CONFIGURATIONS
 from dla.cli import main
 from dla.models import DLAConfig, DLAForCausalLM
 from dla.models.convert import convert, from_dla, to_dla, upgrade
@@ -241,6 +242,25 @@ def test_upgrades_compute_the_same(
     assert_same(read(tmp_path / "again"), more)
 
 
+@pytest.mark.parametrize("name", CONFIGURATIONS)
+def test_upgrades_to_memories_with_a_name(tmp_path: Path, name: str) -> None:
+    """The paper's computes the same; routed reads start so soft that the difference is small, and can be trained."""
+    write_fla(tmp_path / "theirs")
+    convert(tmp_path / "theirs", tmp_path / "single")
+    assert main(["convert", str(tmp_path / "theirs"), str(tmp_path / "more"), "--memory", name]) == 0
+    config = DLAConfig.from_pretrained(tmp_path / "more")
+    asked = {option: x for option, x in CONFIGURATIONS[name].items() if option != "sharpness_start"}
+    assert {option: getattr(config, option) for option in asked} == asked
+    single = logits(tmp_path / "single")
+    torch.testing.assert_close(logits(tmp_path / "more"), single, rtol=0, atol=0.005 * float(single.abs().max()))
+    model = DLAForCausalLM.from_pretrained(tmp_path / "more")
+    model(TOKENS, labels=TOKENS).loss.backward()
+    learned = [p.grad for part, p in model.named_parameters() if "sharpness" in part]
+    assert all(grad.any() for grad in learned) and bool(learned) == config.routed
+    copied = convert(tmp_path / "more", tmp_path / "copy", memory=name)
+    assert copied.routed == config.routed
+
+
 def test_upgraded_states_are_really_there(tmp_path: Path) -> None:
     """Weights other than 1 change the outcome, so the upgraded model does read several states."""
     write_fla(tmp_path / "theirs")
@@ -403,7 +423,7 @@ def test_what_others_do_not_have(to: str, options: dict[str, Any], said: str) ->
         ({"memory": "infinite"}, "memory must be one of"),
         ({"to": "transformers", "memory": "dynamic"}, 'memory="dynamic" needs to="dla"'),
         ({"capacity": 4}, "need memory="),
-        ({"memory": "dynamic", "routed": True}, "routed cannot be given"),
+        ({"memory": "recomended"}, "'paper', 'recommended', got 'recomended'; did you mean 'recommended'"),
         ({"memory": "dynamic", "norm_eps": 1.0}, "norm_eps cannot be given"),
         ({"memory": "dynamic", "slot_bias": False}, "slot_bias cannot be given"),
         ({"memory": "dynamic", "capacity": 1}, "capacity must be"),

@@ -328,6 +328,17 @@ def test_stop_tokens_of_the_generation_are_checked(folder, tmp_path, capsys):
     assert "generation_config.json: eos_token_id must be an integer >= 0" in capsys.readouterr().err
 
 
+def test_a_tokenizer_of_another_vocabulary_is_told_which_token_is_too_many(folder, monkeypatch, capsys):
+    class Other(ByteTokenizer):
+        def encode(self, text, add_special_tokens=True):
+            return [1, 2, 300]
+
+    monkeypatch.setattr("dla.models.generate.model_tokenizer", lambda *given: Other())
+    assert main(["generate", folder, "--prompt", "a"]) == 2
+    said = "input_ids must be from 0 to 255 (vocab_size=256), got 300 at [0, 2]"
+    assert capsys.readouterr().err == f"dla generate: {said}\n"
+
+
 def test_a_vocabulary_without_a_tokenizer_is_refused(tmp_path, capsys):
     name = save_model(tmp_path, vocab_size=300)
     for model in (name, "mamba2-780m"):

@@ -45,6 +45,28 @@ def gradients(model: torch.nn.Module) -> dict[str, Tensor | None]:
     return {name: p.grad for name, p in model.named_parameters() if p.requires_grad}
 
 
+# --- what is no input -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("token", [-1, VOCAB, 2**40])
+def test_tokens_outside_the_vocabulary_are_named(token: int) -> None:
+    model, ids = make("mamba2-dynamic", torch.float32), tokens(2, 12)
+    cache = model(ids, use_cache=True).past_key_values
+    before = logits(model, ids)
+    ids[1, 5] = token
+    said = rf"input_ids must be from 0 to {VOCAB - 1} \(vocab_size={VOCAB}\), got {token} at \[1, 5\]"
+    with pytest.raises(ValueError, match=said):
+        model(ids)
+    with pytest.raises(ValueError, match=said):
+        model.generate(ids, max_new_tokens=2)
+    step = torch.tensor([[0], [token]])  # a decoding step, which leaves the cache as it was
+    with pytest.raises(ValueError, match=rf"got {token} at \[1, 0\]"):
+        model(step, past_key_values=cache)
+    assert cache.get_seq_length() == 12
+    ids[1, 5] = 0
+    assert logits(model, ids).shape == before.shape
+
+
 # --- saving and loading ----------------------------------------------------------------------------------------------
 
 

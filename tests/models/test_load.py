@@ -3,6 +3,7 @@ import json
 import pytest
 import torch
 
+from dla.cli import main
 from dla.models import DLAConfig, DLAForCausalLM, preset
 from dla.models.load import find_config, is_preset, load_model
 
@@ -16,8 +17,31 @@ def test_a_name_or_a_folder(tmp_path):
     assert (found.memory, found.hidden_size) == ("log_linear", 64)
     with pytest.raises(ValueError, match='made with memory="log_linear"'):
         find_config(str(tmp_path), "dynamic")
+    (tmp_path / "file").touch()
     with pytest.raises(ValueError, match="is not a folder"):
-        find_config(str(tmp_path / "nothing"))
+        find_config(str(tmp_path / "file"))
+
+
+COMMANDS_WITH_A_MODEL = {
+    "info": ["info"],
+    "generate": ["generate", "--prompt", "a"],
+    "eval": ["eval", "--suite", "commonsense", "--limit", "1"],
+    "bench ops": ["bench", "ops", "--streams", "captured", "--text", __file__, "--model"],
+}
+
+
+@pytest.mark.parametrize("command", COMMANDS_WITH_A_MODEL)
+@pytest.mark.parametrize(
+    ("given", "near"),
+    {"nosuch": "", "out/nosuch": "", "mamba2-tny": "; did you mean 'mamba2-tiny'?"}.items(),
+)
+def test_names_of_nothing(command, given, near, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    argv = COMMANDS_WITH_A_MODEL[command]
+    if command == "eval":
+        pytest.importorskip("lm_eval")
+    assert main([*argv, given]) == 2
+    assert capsys.readouterr().err == f"dla {command}: no such folder or preset: {given}{near}\n"
 
 
 def test_folders_of_something_else(tmp_path):

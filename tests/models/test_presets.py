@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from dla.choices import NAMED
 from dla.models import DLAForCausalLM
 from dla.models.presets import PRESETS, preset
 
@@ -126,9 +127,18 @@ def test_overrides():
 
 
 def test_unknown_names():
-    with pytest.raises(ValueError, match=r"'mamba2-780M'; did you mean mamba2-780m\? There are .*gdn-mini") as caught:
+    with pytest.raises(ValueError, match=r"got 'mamba2-780M'; did you mean 'mamba2-780m'\?$") as caught:
         preset("mamba2-780M")
     assert all(name in str(caught.value) for name in PRESETS)
+    with pytest.raises(ValueError, match=r"got 'nosuch'$"):  # nothing is near
+        preset("nosuch")
+
+
+def test_unknown_memories_are_told_all_that_there_are():
+    with pytest.raises(ValueError, match="memory must be one of") as caught:
+        preset("mamba2-mini", "dynamik")
+    assert all(repr(name) in str(caught.value) for name in NAMED)
+    assert str(caught.value).endswith("got 'dynamik'; did you mean 'dynamic'?")
 
 
 @pytest.mark.parametrize("memory", ["log_linear", "dynamic"])

@@ -49,5 +49,5 @@ def test_html_shows_just_the_characters():
     assert [(cell.text, cell.get("colspan")) for cell in above] == [(None, None), ("one", "2"), (None, "1")]
     assert [cell.text for cell in labels] == ["Model", "x_1", "y", "Avg."]
     assert ["".join(cell.itertext()) for cell in first] == ['<script>x</script> & "y"', "1.0", "–", "2.2"]
-    assert [len(cell) for cell in first] == [0, 1, 0, 0] and first[1][0].tag == "strong"
+    assert [cell.find("strong") is not None for cell in first] == [False, True, False, False]
     assert paper.get("class") == "paper"

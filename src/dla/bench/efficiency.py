@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
@@ -24,7 +25,7 @@ from dla.names import check_known
 from dla.report import table
 from dla.report.found import Found
 from dla.report.plots import FONT, NO_MATPLOTLIB, QUIET, Style, drawing, label_ends, png, styles
-from dla.report.words import bytes_text, count_text
+from dla.report.words import bytes_text, count_text, duration, few_digits
 from dla.typed import SOME, Count, check_fields
 
 if TYPE_CHECKING:
@@ -110,8 +111,8 @@ def make_sweep(
 
 def collect(scale: str, sweep: Sweep, keep: Callable[[Figures], object]) -> Figures:
     """Measure every point with every memory in turn; the report. ``keep`` gets what there is after each of them."""
-    from tqdm import tqdm  # type: ignore[import-untyped]
-
+    asked = [(memory, batch, context) for batch, context in sweep.points() for memory in NAMES]
+    say(f"{len(asked)} measurements; loading {sweep.preset} with {', '.join(NAMES.values())}")
     with ExitStack() as stack:
         workers = {memory: stack.enter_context(closing(Worker(*command(sweep, memory)))) for memory in NAMES}
         models = {memory: worker.ask() for memory, worker in workers.items()}
@@ -133,18 +134,24 @@ def collect(scale: str, sweep: Sweep, keep: Callable[[Figures], object]) -> Figu
             "models": models,
             "rows": rows,
         }
-        bar = stack.enter_context(tqdm(total=len(sweep.points()) * len(NAMES), desc="efficiency", disable=None))
-        for batch, context in sweep.points():
-            for memory, worker in workers.items():
-                rows.append({"memory": memory, "batch": batch, "context": context})
-                try:
-                    rows[-1] |= worker.ask(batch=batch, context=context, repeats=sweep.repeats)
-                except ChildProcessError as error:
-                    rows[-1]["failed"] = str(error)
-                bar.write(_line(rows[-1]), file=sys.stderr)
-                bar.update()
-                keep(report)
+        start = time.perf_counter()
+        for memory, batch, context in asked:
+            rows.append({"memory": memory, "batch": batch, "context": context})
+            try:
+                rows[-1] |= workers[memory].ask(batch=batch, context=context, repeats=sweep.repeats)
+            except ChildProcessError as error:
+                rows[-1]["failed"] = str(error)
+            keep(report)
+            say(_line(rows[-1]) + left([b * (c + 1) for _, b, c in asked], len(rows), time.perf_counter() - start))
     return {**report, "DLA / Log-Linear": against_log_linear(rows)}
+
+
+def left(tokens: Sequence[int], done: int, seconds: float) -> str:
+    """How many measurements, of so many tokens each, are left, and how long they take if a token takes what it did."""
+    if done == len(tokens):
+        return ""
+    about = duration(seconds * sum(tokens[done:]) / sum(tokens[:done]))
+    return f" ({len(tokens) - done} of {len(tokens)} left, about {about})"
 
 
 def command(sweep: Sweep, memory: str) -> list[str]:
@@ -200,7 +207,7 @@ def text(report: Figures) -> str:
 
 
 def _line(row: Figures) -> str:
-    figures = f"failed: {row['failed']}" if "failed" in row else f"{row['tokens/s']:.4g} tokens/s"
+    figures = f"failed: {row['failed']}" if "failed" in row else f"{few_digits(row['tokens/s'])} tokens/s"
     if row.get("runtime bytes") is not None:
         figures += f", {bytes_text(row['runtime bytes'])}"
     return f"{NAMES[row['memory']]}, batch {row['batch']}, context {row['context']}: {figures}"

@@ -19,7 +19,7 @@ from dla.training.data.corpus import Feed
 from dla.training.data.feed import DOCUMENTS, Micro
 from dla.training.distributed import leave
 from dla.training.optimizer import make_optimizer
-from dla.training.recipe import Batch, Checkpoint, Data, Gate, Recipe, Schedule, Source, Validation
+from dla.training.recipe import BatchSizes, Checkpoint, Data, Gate, Recipe, Schedule, Source, Validation
 from dla.training.recipe.configure import check, model_config
 from dla.training.run import Run
 from dla.training.trainer import inputs
@@ -54,7 +54,7 @@ def run(
             run=folder,
             model={"preset": preset, "memory": memory},
             data=Data(train=(Source(source),), length=length, cache=cache),
-            batch=Batch(sequences=sequences),
+            batch=BatchSizes(sequences=sequences),
             schedule=Schedule(steps=(1 + rounds) * ROUND, warmup=1),
             gate=Gate(kind="hard"),  # a soft one changes its temperature, and the work, from step to step
             checkpoint=Checkpoint(every=0, export=False),

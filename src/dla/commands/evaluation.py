@@ -28,7 +28,7 @@ def evaluate(parser: ArgumentParser) -> str:
     how.add_argument("--device", help="such as cpu or cuda (default: the GPU if there is one)")
     how.add_argument("--batch-tokens", type=int, default=4096, metavar="N", help="read at a time (%(default)s)")
     shown = parser.add_argument_group("what is shown")
-    shown.add_argument("--label", help="the model's row (its folder's name)")
+    shown.add_argument("--label", help="the model's row (the name of its run, or of its folder)")
     shown.add_argument("--paper", action="store_true", help="with the paper's own rows")
     shown.add_argument("--out", type=Path, metavar="FILE", help="where the results go")
     json_option(parser)

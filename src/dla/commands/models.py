@@ -4,7 +4,7 @@ from argparse import ArgumentParser, Namespace
 from pathlib import Path
 from typing import Any
 
-from dla.choices import DTYPES, FORMATS, MEMORIES, NAMED
+from dla.choices import DTYPES, FORMATS, NAMED
 from dla.commands import given, json_option, runs
 from dla.report import table
 from dla.report.found import Found
@@ -76,7 +76,7 @@ def convert(parser: ArgumentParser) -> str:
     parser.add_argument("dst", type=Path, metavar="DST", help="a new or empty folder")
     parser.add_argument("--to", choices=["dla", *FORMATS], default="dla", help="the format to write (%(default)s)")
     parser.add_argument(
-        "--memory", choices=MEMORIES, help="give a single-state model this memory; it computes the same until trained"
+        "--memory", choices=NAMED, help="give a single-state model this memory; it computes the same until trained"
     )
     runs(parser, "dla.models.convert")
     return "dla convert state-spaces/mamba2-780m out/mamba2 --memory dynamic"

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from dla.evaluation.labels import row_names
 from dla.evaluation.results import DECISIVE, Evaluation, TaskResult, read, task_settings
 from dla.report import one_line, table
 from dla.report.found import Found
@@ -176,7 +177,8 @@ def run(paths: Sequence[Path], *, out: Path | None = None) -> Found:
     """
     a, b = (read(path) for path in paths)
     rows = compare(a, b)
-    figures, text = {"a": a.label, "b": b.label, "rows": rows}, as_text(a.label, b.label, rows)
+    ours, theirs = row_names([a, b])
+    figures, text = {"a": ours, "b": theirs, "rows": rows}, as_text(ours, theirs, rows)
     file = out if out is not None and out.suffix == ".json" else None
     if out is not None and file is None:
         out.parent.mkdir(parents=True, exist_ok=True)

@@ -17,6 +17,7 @@ import torch
 
 import dla
 from dla.evaluation.hub import Unavailable
+from dla.evaluation.labels import is_named, run_name
 from dla.evaluation.paper import LAYOUTS
 from dla.evaluation.provenance import model_provenance, task_provenance
 from dla.evaluation.results import Evaluation, TaskResult, differing, merge, part_of_ruler, read, task_settings, write
@@ -82,6 +83,8 @@ def evaluate(
     before = read(out) if out.exists() else None
     lm = _load(model, out, max_length=max_length, **options)
     evaluation = _begun(Evaluation(model, label or "", [], settings, _versions()), before, lm, out)
+    if before is not None and evaluation.tasks and evaluation.label != before.label:
+        write(evaluation, out)
     try:
         for spec in specs:
             evaluation = _with(evaluation, spec, lm, data, out)
@@ -102,12 +105,13 @@ def chosen_specs(suites: Sequence[str], tasks: Sequence[str], lengths: Sequence[
 
 
 def _begun(evaluation: Evaluation, before: Evaluation | None, lm: Any, out: Path) -> Evaluation:
-    """A new evaluation with what there is of the same model; its label is the one given, or that of before."""
-    label = evaluation.label or Path(evaluation.model).name
+    """A new evaluation with what there is of the same model; labelled as asked, as before or by the run."""
+    folder = Path(evaluation.model)
+    label = evaluation.label or run_name(str(folder.resolve() if folder.is_dir() else folder))
     if before is None or before.model != evaluation.model:
         return replace(evaluation, label=label)
     kept = _of_these_weights(before, model_provenance(lm)["weights"], out)
-    return replace(merge(kept, evaluation), label=evaluation.label or before.label)
+    return replace(merge(kept, evaluation), label=evaluation.label or (before.label if is_named(before) else label))
 
 
 def _of_these_weights(before: Evaluation, weights: str, out: Path) -> Evaluation:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 
+from dla.evaluation.labels import row_names
 from dla.evaluation.paper import LAYOUTS, PAPER_LENGTH, Column, PaperRow, columns
 from dla.evaluation.results import DECISIVE, Evaluation, TaskResult, task_settings
 from dla.evaluation.suites import RULER
@@ -29,7 +30,7 @@ def make_table(
     check_known("layout", [layout], LAYOUTS)
     places = columns(layout, _lengths(evaluations, paper_rows))
     tasks = [_by_key(evaluation) for evaluation in evaluations]
-    names = _row_names(evaluations)
+    names = row_names(evaluations)
     parts = list(dict.fromkeys(key for column in places for key in column.parts))
     unofficial = {key for key in parts if any(key in found and not found[key].official for found in tasks)}
     rows = [
@@ -67,17 +68,6 @@ def _lengths(evaluations: Iterable[Evaluation], paper_rows: bool) -> list[str]:
     found = {task.group for one in evaluations for task in one.tasks if task.key.partition("@")[0] in RULER}
     found = {length for length in found if length} | ({PAPER_LENGTH} if paper_rows or not found else set())
     return sorted(found, key=lambda x: (not x.isdecimal(), int(x) if x.isdecimal() else 0, x))
-
-
-def _row_names(evaluations: Sequence[Evaluation]) -> list[str]:
-    """The labels; those that occur more than once with their model, and a number if need be."""
-    labels = [one.label or one.model for one in evaluations]
-    names: list[str] = []
-    for label, one in zip(labels, evaluations, strict=True):
-        name = label if labels.count(label) == 1 else f"{label} [{one.model}]"
-        again = sum(other == name or other.startswith(f"{name} #") for other in names)
-        names.append(f"{name} #{again + 1}" if again else name)
-    return names
 
 
 def _cell(column: Column, tasks: dict[str, TaskResult]) -> Cell:

@@ -145,11 +145,11 @@ def with_steps(s: Stream) -> Stream:
 def captured(folder: str | None, text: Path | None, length: int) -> Stream:
     """What a layer in the middle of a trained model gives its memory while it reads a text (bytes are its tokens)."""
     from dla.inspect.observe import watch
-    from dla.models import DLAForCausalLM
+    from dla.models.load import load_model
 
     if folder is None or text is None:
         raise ValueError("the stream captured needs a model and a text: --model FOLDER --text FILE")
-    model = DLAForCausalLM.from_pretrained(folder).eval()
+    model = load_model(folder, dtype=None, device="cpu")
     ids = torch.tensor([list(text.read_bytes()[:length])])
     found: list[tuple[Any, Tensor]] = []
     with watch(model, lambda memory, x, made, call: found.append((made, memory.slots(x)))):

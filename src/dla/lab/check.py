@@ -38,7 +38,7 @@ class NamedTask(TaskFields, WithName):
     """A task with its name, which those of evaluations need not repeat."""
 
 
-class Figures(TypedDict, total=False):
+class MeasuredFields(TypedDict, total=False):
     """What was measured."""
 
     accuracy: Part
@@ -50,13 +50,13 @@ class Figures(TypedDict, total=False):
     seconds: Amount
 
 
-class EvaluationFields(Figures):
+class EvaluationFields(MeasuredFields):
     """What was measured in one of the evaluations."""
 
     task: TaskFields
 
 
-class RunFields(Figures):
+class RunFields(MeasuredFields):
     """A line of results."""
 
     key: str

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from dla.lab.statistics import estimate
+from dla.lab.statistics import ANY, LIMITS, Limits, estimate
 from dla.report import one_line
 from dla.report.plots import COLOURS, FONT, INK, QUIET, drawing, png, short
 
@@ -29,7 +29,7 @@ def draw_dots(rows: Sequence[str], panels: Sequence[Panel], value: str) -> bytes
     with drawing(MARGIN + LINE * len(rows)) as figure:
         axes = figure.subplots(1, len(panels), squeeze=False, sharey=True)[0]
         for ax, panel in zip(axes, panels, strict=True):
-            _draw(ax, rows, panel)
+            _draw(ax, rows, panel, LIMITS.get(value, ANY))
             ax.set_title(one_line(panel.title), fontsize=FONT)
             ax.set_xlabel(value)
             ax.grid(axis="x")
@@ -52,13 +52,13 @@ def labels(rows: Sequence[str]) -> list[str]:
     return [short(one_line(", ".join(name))) for name in names]
 
 
-def _draw(ax: Axes, rows: Sequence[str], panel: Panel) -> None:
+def _draw(ax: Axes, rows: Sequence[str], panel: Panel, limits: Limits) -> None:
     for y, row in enumerate(rows):
         values = [*panel.values.get(row, {}).values()]
-        if (found := estimate(values)) is None:
+        if (found := estimate(values, limits)) is None:
             continue
         ax.scatter(values, [y] * len(values), s=11, color=INK, linewidths=0, zorder=3)
-        ax.errorbar(found.mean, y, xerr=found.half, color=COLOURS[0], ecolor=COLOURS[0] + "55", marker="|",
+        ax.errorbar(found.mean, y, xerr=found.arms, color=COLOURS[0], ecolor=COLOURS[0] + "55", marker="|",
                     markersize=8, elinewidth=4, markeredgewidth=2, zorder=2)  # fmt: skip
     if panel.chance is not None:
         ax.axvline(panel.chance, color=QUIET, linewidth=0.8, linestyle=(0, (5, 3)), zorder=1)

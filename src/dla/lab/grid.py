@@ -127,7 +127,7 @@ def _trial(asked: Content, task: TaskTable, row: dict[str, Any], seed: int) -> T
     made = Trial(
         grid=asked.name,
         label=row["label"],
-        model=spelled_out(options),
+        model=spelled_out(options, f"{where}: memory"),
         task={name: value for name, value in task.items() if name != "evaluations"},
         seed=seed,
         training=Training(**chosen),

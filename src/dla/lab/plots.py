@@ -44,15 +44,15 @@ def _bytes_plot(task: TaskSummary, style: Mapping[str, Style]) -> Picture | None
         ax = figure.subplots()
         for one, size, accuracy in rows:
             look, face = style[one.name], "white" if one.match else style[one.name].colour
-            ax.errorbar(size, accuracy.mean, accuracy.half, color=look.colour, marker=look.marker, markersize=6,
+            ax.errorbar(size, accuracy.mean, accuracy.arms, color=look.colour, marker=look.marker, markersize=6,
                         markerfacecolor=face, capsize=3, elinewidth=1.2, zorder=3)  # fmt: skip
         sizes = [size for _, size, _ in rows]
         ax.set_xscale("log", base=2)
         ax.set(xlim=(min(sizes) / 1.6, max(sizes) * 1.6), xlabel="live state per sequence",
                title="Accuracy against the size of the state")  # fmt: skip
         ax.xaxis.set_major_formatter(lambda x, _: bytes_text(x))
-        _accuracy_axis(ax, task)
-        label_points(ax, [(one.name, size, e.mean, e.half or 0) for one, size, e in rows], style)
+        label_ends(ax, [], style, across=_accuracy_axis(ax, task))
+        label_points(ax, [(one.name, size, e.mean, (e.low, e.high)) for one, size, e in rows], style)
         drawn = png(figure)
     absent = [one.name for one in task.rows if one.accuracy and not one.figures["state_bytes"]]
     caption = "Error bars: 95 % interval over seeds."
@@ -76,12 +76,12 @@ def _curves_plot(task: TaskSummary, style: Mapping[str, Style]) -> Picture | Non
                 ax.fill_between(curve.steps, curve.low, curve.high, color=look.colour, alpha=0.13, linewidth=0)
         last = max(curve.steps[-1] for curve in accuracy.values())
         upper.set(xlim=(0, max(last, 1)), title="Learning curves")
-        _accuracy_axis(upper, task)
+        chance = _accuracy_axis(upper, task)
         _loss_axis(lower, loss)
         lower.set_xlabel("step")
         figure.align_ylabels()
         ends = [(name, float(curve.steps[-1]), float(curve.mean[-1])) for name, curve in accuracy.items()]
-        label_ends(upper, ends, style, lower)
+        label_ends(upper, ends, style, lower, chance)
         drawn = png(figure)
     ended = "; ".join(f"{name} ends at {curve.mean[-1]:.3f}" for name, curve in accuracy.items())
     return Picture(
@@ -142,8 +142,8 @@ def _length_plot(task: TaskSummary, style: Mapping[str, Style]) -> Picture | Non
         for i, (name, points) in enumerate(lines.items()):
             look = style[name]
             x = [length * apart ** (i - (len(lines) - 1) / 2) for length, _ in points]
-            y, half = [e.mean for _, e in points], [e.half or 0 for _, e in points]
-            ax.errorbar(x, y, half, color=look.colour, linestyle=look.dash, marker=look.marker, markersize=4.5,
+            y, arms = [e.mean for _, e in points], np.hstack([e.arms for _, e in points])
+            ax.errorbar(x, y, arms, color=look.colour, linestyle=look.dash, marker=look.marker, markersize=4.5,
                         elinewidth=1, capsize=2.5, zorder=3)  # fmt: skip
             ends.append((name, x[-1], y[-1]))
         ax.set(xlim=(lengths[0] / 1.15, lengths[-1] * 1.15), xlabel="length evaluated")
@@ -152,9 +152,9 @@ def _length_plot(task: TaskSummary, style: Mapping[str, Style]) -> Picture | Non
         ax.axvline(trained, color=QUIET, linewidth=0.8, linestyle=(0, (1, 2)), zorder=1)
         ax.text(trained, 1, "trained", transform=ax.get_xaxis_transform(), ha="center", va="bottom",
                 fontsize=FONT - 1, color=QUIET)  # fmt: skip
-        _accuracy_axis(ax, task, 1 - 0.4 * np.log(lengths[-1] / lengths[-2]) / np.log(lengths[-1] / lengths[0]))
+        chance = _accuracy_axis(ax, task)
         ax.set_title("Accuracy by evaluation length", pad=14)
-        label_ends(ax, ends, style)
+        label_ends(ax, ends, style, across=chance)
         drawn = png(figure)
     alt = "; ".join(f"{name} " + ", ".join(f"{e.mean:.3f} at {x:g}" for x, e in line) for name, line in lines.items())
     told = f" Along with the length: {', '.join(along)}." if along else ""
@@ -179,13 +179,10 @@ def length_evaluations(task: TaskSummary) -> tuple[dict[float, int], list[str]]:
     return lengths, sorted({name for _, _, options in found for name in options} - {"length"})
 
 
-def _accuracy_axis(ax: Axes, task: TaskSummary, named: float = 1.0) -> None:
-    """`named`: where along the line of chance it is said what that is."""
-    from matplotlib.patheffects import withStroke
-
+def _accuracy_axis(ax: Axes, task: TaskSummary) -> list[tuple[str, float]]:
+    """From 0 to 1, with a dashed line at chance: its name, which goes to the margin, and its height."""
     ax.set(ylim=(0, 1.04), ylabel="accuracy")
-    if task.chance is not None:
-        ax.axhline(task.chance, color=QUIET, linewidth=0.9, linestyle=(0, (5, 3)), zorder=1)
-        ax.annotate("chance", (named, task.chance), xycoords=ax.get_yaxis_transform(), xytext=(0, 2), zorder=4,
-                    textcoords="offset points", ha="right", fontsize=FONT - 1, color=QUIET,
-                    path_effects=[withStroke(linewidth=2, foreground="white")])  # fmt: skip
+    if task.chance is None:
+        return []
+    ax.axhline(task.chance, color=QUIET, linewidth=0.9, linestyle=(0, (5, 3)), zorder=1)
+    return [("chance", task.chance)]

@@ -14,6 +14,7 @@ from dla.lab.statistics import (
     Result,
     Summary,
     TaskSummary,
+    above_chance,
     canonical,
     latest,
     settings,
@@ -33,10 +34,10 @@ NO_PLOTS = f"matplotlib is not installed, so the page has no plots: {NO_MATPLOTL
 MARKS = {"tied": " ≈", "untested": " ?"}
 CHANCE, WORDS = "chance", "words"  # what rows of a table are that are not measured
 LEGEND = (
-    "Accuracy: mean over n seeds ± half its 95 % interval (Student t; a dash with one seed), of the runs that did "
-    "not diverge or fail; those are counted under n. In bold the best; ≈ not significantly below it, ? too few "
-    "common seeds to tell (both paired over common seeds, at 5 %, without correction for the number of rows). "
-    "State bytes: live ones, the mean per sequence."
+    "Accuracy: mean over n seeds ± half its 95 % interval (Student t; a dash with one seed), or the ends of the "
+    "interval where it would pass 0 or 1, of the runs that did not diverge or fail; those are counted under n. In bold "
+    "the best, if it is above chance; ≈ not significantly below it, ? too few common seeds to tell (both paired over "
+    "common seeds, at 5 %, without correction for the number of rows). State bytes: live ones, the mean per sequence."
 )
 
 
@@ -163,6 +164,8 @@ def task_notes(task: TaskSummary) -> list[str]:
         notes.append(f"vs {task.baseline}: difference in accuracy, paired over common seeds, ± half its 95 % interval.")
     elif task.asked_baseline is not None:
         notes.append(f"There is no row {task.asked_baseline} here to compare with.")
+    if task.rows[0].accuracy is not None and not above_chance(task.rows[0].accuracy, task.chance):
+        notes.append("No row is above chance, so that none is the best.")
     for row in task.rows:
         if lost := _lost(row):
             notes.append(f"{row.name}: {lost} of {how_many(len(row.runs), 'run')}, left out of the means.")

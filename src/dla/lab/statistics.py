@@ -19,6 +19,9 @@ from dla.report.values import grouped
 Result = dict[str, Any]
 
 LEVEL = 0.95
+Limits = tuple[float, float]  # the least and the most that a value can be
+ANY: Limits = (-math.inf, math.inf)
+LIMITS: dict[str, Limits] = {"accuracy": (0.0, 1.0)}  # of figures by name; others have none
 MEMORY_FIGURES = ("boundary_rate", "live_states", "W")  # the first columns; others follow by name
 
 
@@ -29,10 +32,21 @@ class Estimate:
     mean: float
     half: float | None  # of the 95 % interval's width, by Student's t; None with one seed
     n: int
+    low: float  # the interval's ends, which are not beyond what the value can be; the mean with one seed
+    high: float
 
     def text(self, signed: bool = False) -> str:
-        """0.973 ± 0.052"""
-        return words.plus_minus(words.signed(self.mean, 3) if signed else f"{self.mean:.3f}", self.half)
+        """0.921 ± 0.052, or, where the interval ends at what the value can be, 0.973 (0.921 to 1.000)"""
+        mean = words.signed(self.mean, 3) if signed else f"{self.mean:.3f}"
+        if self.half is None or (self.low, self.high) == _around(self.mean, self.half):
+            return words.plus_minus(mean, self.half)
+        return f"{mean} ({self.low:.3f} to {self.high:.3f})"
+
+    @property
+    def arms(self) -> list[list[float]]:
+        """How far the interval reaches below the mean and above it, as plots take it; NaN, which they leave out."""
+        found = (self.mean - self.low, self.high - self.mean) if self.half is not None else (math.nan, math.nan)
+        return [[arm] for arm in found]
 
 
 @dataclass(frozen=True)
@@ -55,7 +69,7 @@ class Contender:
     failed: int
     repeated: list[int]  # seeds that occur more than once; their runs are averaged first
     match_ratio: float | None = None  # state bytes over those of `match`
-    standing: str = "below"  # best, tied (not significantly below the best), untested, below
+    standing: str = "below"  # best (if that is above chance), tied (not significantly below the best), untested, below
     difference: Estimate | None = None  # to the baseline, paired
 
     @property
@@ -130,13 +144,18 @@ def status(run: Result) -> str:
 # Intervals.
 
 
-def estimate(values: Sequence[float]) -> Estimate | None:
-    """Mean and 95 % interval of independent values; None of none."""
+def estimate(values: Sequence[float], limits: Limits = ANY) -> Estimate | None:
+    """Mean and 95 % interval of independent values, which lie within the limits; None of none."""
     if not values:
         return None
-    n = len(values)
+    n, mean = len(values), statistics.fmean(values)
     half = None if n == 1 else t_quantile(n - 1) * statistics.stdev(values) / math.sqrt(n)
-    return Estimate(statistics.fmean(values), half, n)
+    low, high = _around(mean, half or 0.0)
+    return Estimate(mean, half, n, min(mean, max(low, limits[0])), max(mean, min(high, limits[1])))
+
+
+def _around(mean: float, half: float) -> Limits:
+    return mean - half, mean + half
 
 
 def difference(ours: Mapping[int, float], theirs: Mapping[int, float]) -> Estimate | None:
@@ -175,12 +194,13 @@ def _summarise_task(title: str, runs: list[Result], baseline: str | None) -> Tas
     rows = [_contender(name, group, keys) for name, group in _groups(runs).items()]
     rows.sort(key=lambda row: (row.accuracy is None, -row.accuracy.mean if row.accuracy else 0.0, row.name))
     reference = _find(rows, baseline)
+    chance = next((run["chance"] for run in runs if is_number(run.get("chance"))), None)
     return TaskSummary(
         title=title,
         task=task,
-        chance=next((run["chance"] for run in runs if is_number(run.get("chance"))), None),
+        chance=chance,
         evaluations=[(evaluation_title(task, others[key]), others[key]) for key in keys],
-        rows=[_compared(row, rows, reference) for row in rows],
+        rows=[_compared(row, rows, reference, chance) for row in rows],
         baseline=None if reference is None else reference.name,
         asked_baseline=baseline,
     )
@@ -230,8 +250,8 @@ def _contender(name: str, runs: list[Result], evaluations: list[str]) -> Contend
         control=control["name"] if isinstance(control, dict) else control,
         match=runs[0].get("match"),
         runs=runs,
-        accuracy=estimate([*by_seed(finished).values()]),
-        evaluations=[estimate([*by_seed(finished, key).values()]) for key in evaluations],
+        accuracy=estimate([*by_seed(finished).values()], LIMITS["accuracy"]),
+        evaluations=[estimate([*by_seed(finished, key).values()], LIMITS["accuracy"]) for key in evaluations],
         figures={figure: mean(run.get(figure) for run in finished) for figure in figures},
         memory={key: value for key, value in means.items() if value is not None},
         diverged=outcomes["diverged"],
@@ -259,9 +279,14 @@ def _find(rows: list[Contender], name: str | None) -> Contender | None:
     return found[0] if found else None
 
 
-def _compared(row: Contender, rows: list[Contender], baseline: Contender | None) -> Contender:
+def above_chance(accuracy: Estimate, chance: float | None) -> bool:
+    """Whether a mean is more than chance, in the digits that are shown."""
+    return chance is None or round(accuracy.mean, 3) > round(chance, 3)
+
+
+def _compared(row: Contender, rows: list[Contender], baseline: Contender | None, chance: float | None) -> Contender:
     standing, change = "below", None
-    if row.accuracy is not None and rows[0].accuracy is not None:
+    if row.accuracy is not None and rows[0].accuracy is not None and above_chance(rows[0].accuracy, chance):
         gap = difference(by_seed(rows[0].finished), by_seed(row.finished))
         if row.accuracy.mean == rows[0].accuracy.mean:
             standing = "best"

@@ -9,7 +9,18 @@ from typing import Annotated, Literal
 from dla.files import parse_toml
 from dla.lab.dots import Panel, draw_dots
 from dla.lab.report import read, text_table
-from dla.lab.statistics import Result, by_seed, canonical, difference, estimate, mean, status, summarise
+from dla.lab.statistics import (
+    ANY,
+    LIMITS,
+    Result,
+    by_seed,
+    canonical,
+    difference,
+    estimate,
+    mean,
+    status,
+    summarise,
+)
 from dla.names import check_known
 from dla.report import escape_markdown, is_number, shown
 from dla.report.found import Found
@@ -114,7 +125,7 @@ def table(asked: Asked, runs: list[Result]) -> str:
         cells = []
         for place in places:
             values = place.panel.values[label]
-            found, change = estimate([*values.values()]), None
+            found, change = estimate([*values.values()], LIMITS.get(asked.value, ANY)), None
             if asked.baseline is not None and label != asked.baseline:
                 change = difference(values, place.panel.values[asked.baseline])
             text = DASH if found is None else found.text()
@@ -136,7 +147,10 @@ def _notes(asked: Asked, runs: Sequence[Result], labels: Sequence[str]) -> list[
     counts = ((run.get("training") or {}).get("steps") for run in runs)
     steps = " or ".join(map(str, sorted({n for n in counts if is_number(n)}))) or "unknown"
     about = f"Seeds {', '.join(map(str, seeds))}; {steps} steps; {asked.value}, mean ± half the 95 % interval"
-    compared = f", in brackets the paired difference to {escape_markdown(asked.baseline)}" if asked.baseline else ""
+    about += ", or its ends where it would pass 0 or 1" if asked.value in LIMITS else ""
+    compared = (
+        f", in the last brackets the paired difference to {escape_markdown(asked.baseline)}" if asked.baseline else ""
+    )
     notes.append(f"{about}{compared}.")
     if asked.plot is not None:
         notes.append(f"![{asked.value} of each row, a dot a seed]({asked.plot})")

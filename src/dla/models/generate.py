@@ -55,7 +55,7 @@ class Sampling:
 
 
 @dataclass
-class Figures:
+class GenerationFigures:
     """What a run did, up to where it got."""
 
     model: str
@@ -172,7 +172,7 @@ def run(
     ids = encode_prompt(coder, prompt, file, opens=load_context is None)
     loaded = load_model(model, memory=memory, dtype=dtype, device=device, tau=tau, capacity=capacity)
     cache = DLACache(loaded.config.num_hidden_layers) if load_context is None else load_cache(load_context, loaded)
-    figures = Figures(model, dtype, is_preset(model), context_tokens=cache.get_seq_length())
+    figures = GenerationFigures(model, dtype, is_preset(model), context_tokens=cache.get_seq_length())
     try:
         logits = _prefill(loaded, ids.to(loaded.device), cache, prefill_chunk, figures)
         if save_context is not None:
@@ -213,7 +213,7 @@ def encode_prompt(tokenizer: Any, prompt: str | None, file: Path | None, opens: 
     return torch.tensor([ids])
 
 
-def _prefill(model: DLAForCausalLM, ids: Tensor, cache: DLACache, chunk: int, figures: Figures) -> Tensor:
+def _prefill(model: DLAForCausalLM, ids: Tensor, cache: DLACache, chunk: int, figures: GenerationFigures) -> Tensor:
     """Read the prompt, with a progress bar if it is long: the logits of its last token."""
     start, length = time.perf_counter(), ids.shape[1]
     quiet = length <= chunk or not sys.stderr.isatty()
@@ -225,7 +225,9 @@ def _prefill(model: DLAForCausalLM, ids: Tensor, cache: DLACache, chunk: int, fi
     return logits
 
 
-def _decode(figures: Figures, model: DLAForCausalLM, tokenizer: Any, made: Iterator[int], stream: bool) -> None:
+def _decode(
+    figures: GenerationFigures, model: DLAForCausalLM, tokenizer: Any, made: Iterator[int], stream: bool
+) -> None:
     """Take down tokens and their text, which is shown as it comes if it is to ``stream``."""
     stop, text, start = stop_tokens(model.config), decoder(tokenizer), time.perf_counter()
 

@@ -14,6 +14,7 @@ from dla.machine import ensure_half_precision
 from dla.models.causal_lm import DLAForCausalLM
 from dla.models.config import DLAConfig, EndTokens
 from dla.models.presets import PRESETS, preset
+from dla.names import did_you_mean
 from dla.text import first_line
 from dla.typed import convert
 
@@ -33,8 +34,10 @@ def find_config(name: str, memory: str | None = None) -> DLAConfig:
         memory: of the preset (None: "single"); a saved model has its own and takes None or that one.
     """
     if is_preset(name):
-        if name not in PRESETS and len(Path(name).parts) > 1:
+        if Path(name).exists():
             raise ValueError(f"{name} is not a folder")
+        if name not in PRESETS:
+            raise ValueError(f"no such folder or preset: {name}{did_you_mean(name, PRESETS)}")
         return preset(name, memory or "single")
     file = Path(name) / "config.json"
     if not file.is_file():

@@ -191,7 +191,12 @@ class DLAModel(DLAPreTrainedModel):
 
     def embed(self, input_ids: Tensor | None, inputs_embeds: Tensor | None = None) -> Tensor:
         """What the first block takes of tokens [B, T] or embeddings: [B, T, hidden] in the residual stream's dtype."""
-        x = self.embeddings(input_ids) if inputs_embeds is None else inputs_embeds
+        try:
+            x = self.embeddings(input_ids) if inputs_embeds is None else inputs_embeds
+        except IndexError as error:  # torch's, on a CPU, where it looks at every token anyway
+            if input_ids is not None and (said := unknown_token(input_ids, self.config.vocab_size)):
+                raise ValueError(said) from error
+            raise
         if x.device.type == "cpu" and not torch.compiler.is_compiling():
             autocast = torch.is_autocast_enabled("cpu")
             ensure_half_precision(torch.get_autocast_dtype("cpu") if autocast else self.embeddings.weight.dtype)
@@ -230,6 +235,14 @@ class DLAModel(DLAPreTrainedModel):
             cache.advance(packing.time)
         x = self.norm(x)
         return x, [*steps[:-1], x]
+
+
+def unknown_token(input_ids: Tensor, vocab_size: int) -> str:
+    """What to say of the first token that is not in the vocabulary; "" if there is none."""
+    for place in ((input_ids < 0) | (input_ids >= vocab_size)).nonzero().tolist():
+        token = int(input_ids[tuple(place)])
+        return f"input_ids must be from 0 to {vocab_size - 1} (vocab_size={vocab_size}), got {token} at {place}"
+    return ""
 
 
 def packing_of(

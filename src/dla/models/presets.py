@@ -4,7 +4,7 @@ from typing import Any
 
 from dla.choices import spelled_out
 from dla.models.config import DLAConfig
-from dla.names import nearest
+from dla.names import check_choice
 
 _LARGE = {"initializer_range": 0.006, "max_position_embeddings": 16384}
 _UNTIED = {"vocab_size": 32000, "tie_word_embeddings": False}
@@ -68,7 +68,5 @@ def preset(name: str, memory: str = "single", **overrides: Any) -> DLAConfig:
             options then hold as well; softmax models take "single" only.
         overrides: any option of ``DLAConfig`` that is to differ from the preset.
     """
-    if name not in PRESETS:
-        near = nearest(name, PRESETS)
-        raise ValueError(f"name is not a preset: {name!r}; did you mean {near}? There are " + ", ".join(PRESETS))
+    check_choice("preset", name, PRESETS)
     return DLAConfig(**{**PRESETS[name], **spelled_out({"memory": memory, **overrides})})

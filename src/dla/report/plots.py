@@ -100,30 +100,40 @@ def short(name: str) -> str:
 
 
 def label_ends(
-    ax: Axes, ends: Sequence[tuple[str, float, float]], style: Mapping[str, Style], below: Axes | None = None
+    ax: Axes,
+    ends: Sequence[tuple[str, float, float]],
+    style: Mapping[str, Style],
+    below: Axes | None = None,
+    across: Sequence[tuple[str, float]] = (),
 ) -> None:
     """Each line's name in the right margin, level with its end as far as the others leave room.
 
-    `below`: other axes under these, beside which names may stand too. The figure's layout is final after this.
+    `below`: other axes under these, beside which names may stand too. `across`: names and heights of lines that reach
+    from side to side and belong to nobody. The figure's layout is final after this.
     """
-    names = [_name(ax, name, style[name], x=BESIDE, y=0.5, transform=ax.transAxes) for name, _, _ in ends]
+    right, quiet = ax.get_xlim()[1], Style(QUIET, "--", "")
+    named = [(name, x, y, style[name]) for name, x, y in ends] + [(name, right, y, quiet) for name, y in across]
+    names = [_name(ax, name, look, x=BESIDE, y=0.5, transform=ax.transAxes) for name, _, _, look in named]
     frame, bottom = _settled(ax), (below or ax).get_window_extent().y0
-    places = [ax.transData.transform((x, y)) for _, x, y in ends]
+    places = [ax.transData.transform((x, y)) for _, x, y, _ in named]
     heights = spread([place[1] for place in places], 1.35 * FONT * POINT, bottom, frame.y1)
-    for (name, _, _), text, place, height in zip(ends, names, places, heights, strict=True):
+    for (_, _, _, look), text, place, height in zip(named, names, places, heights, strict=True):
         text.set_y((height - frame.y0) / frame.height)
-        _leader(ax, place, (frame.x0 + BESIDE * frame.width - 2 * POINT, height), style[name])
+        _leader(ax, place, (frame.x0 + BESIDE * frame.width - 2 * POINT, height), look)
 
 
-def label_points(ax: Axes, points: Sequence[tuple[str, float, float, float]], style: Mapping[str, Style]) -> None:
-    """A name beside every point (name, x, y, half of its error bar), where it covers no other name, point or bar."""
+def label_points(
+    ax: Axes, points: Sequence[tuple[str, float, float, tuple[float, float]]], style: Mapping[str, Style]
+) -> None:
+    """A name beside every point (name, x, y, ends of its error bar), where it covers no other name, point or bar."""
     from matplotlib.transforms import Bbox
 
     inside = _settled(ax)
     places = [ax.transData.transform((x, y)) for _, x, y, _ in points]
     taken = [Bbox.from_bounds(x - 5 * POINT, y - 5 * POINT, 10 * POINT, 10 * POINT) for x, y in places]
-    for _, x, y, half in points:
-        (left, low), (right, high) = ax.transData.transform([(x, y - half), (x, y + half)])
+    taken += [text.get_window_extent() for text in ax.texts]
+    for _, x, _, ends in points:
+        (left, low), (right, high) = ax.transData.transform([(x, y) for y in ends])
         taken.append(Bbox.from_extents(left - 2 * POINT, low, right + 2 * POINT, high))
     for (name, _, _, _), place in zip(points, places, strict=True):
         text = _name(ax, name, style[name], x=0, y=0, transform=None)

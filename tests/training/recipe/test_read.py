@@ -243,7 +243,7 @@ def test_wrong_types(read, text, expected):
         ),
         ("time_step_limit = [0, 'x']", "model.time_step_limit[1] must be a number, got 'x'"),
         ("routed = 1", "model.routed must be true or false, got 1"),
-        ("memory = 'dynamc'", "model: memory must be one of"),
+        ("memory = 'dynamc'", "model.memory must be one of"),
         ("temperature = 0.1", "model.temperature must be left out, as [gate] sets it, got 0.1"),
         ("gate_temperature = 0.1", "model.gate_temperature must be left out"),
         ("max_position_embeddings = 2047", "must be at least data.length = 2048, got 2047"),

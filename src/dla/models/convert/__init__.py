@@ -33,8 +33,9 @@ def convert(
             of one on the Hugging Face hub.
         dst: a new or empty folder. Tokenizer files and generation_config.json are copied along.
         to: "dla" (also what None means), "transformers", "state-spaces" or "fla".
-        memory: "log_linear" or "dynamic" gives a model of one state a head such a memory. It computes the same until it
-            is trained: all states have the weight 1 (see ``upgrade``).
+        memory: "log_linear", "dynamic", "paper" or "recommended" gives a model of one state a head such a memory. It
+            computes the same until it is trained: all states have the weight 1, or with the routed reads of
+            "recommended" 0.998 at least (see ``upgrade``).
         overrides: options of that memory, e.g. capacity=16.
     """
     to = to or "dla"

@@ -7,9 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dla.choices import NAMED, spelled_out
 from dla.layers.memory import inverse_softplus
 from dla.models.causal_lm import DLAForCausalLM
-from dla.models.config import MEMORIES, DLAConfig
+from dla.models.config import DLAConfig
 from dla.models.convert.files import Tensors
 from dla.models.convert.formats import EMBEDDINGS, FORMATS, LM_HEAD, format_of
 from dla.names import check_choice
@@ -27,9 +28,19 @@ MEMORY_OPTIONS = (
     "slot_rank",
     "levels",
     "max_position_embeddings",
+    "routed",
+    "sharpness",
 )
+# Of routed reads, whose weights are then 0.998 or more: a sharpness of 0, where they are 1, could not be learned from.
+SHARPNESS = 1e-3
 # lam = softplus(L * (W x) + bias) = 1, or softplus(W x + bias) softplus(B) = 1, for every x
-NEUTRAL = {"slots.proj.weight": 0.0, "slots.L": 1.0, "slots.bias": inverse_softplus(1)}
+NEUTRAL = {
+    "slots.proj.weight": 0.0,
+    "slots.L": 1.0,
+    "slots.bias": inverse_softplus(1),
+    "sharpness": inverse_softplus(SHARPNESS),
+    "sharpness_map": 0.0,
+}
 
 
 def to_dla(config: dict[str, Any], tensors: Mapping[str, Tensor]) -> tuple[DLAConfig, Tensors]:
@@ -84,11 +95,15 @@ def upgrade(
     """The model with ``memory`` in all linear layers, computing what it did with one state a head.
 
     The new weights make lam = 1 whatever the input: all states add up with weight 1, and their sum is the one state.
-    ``overrides`` are options of the memory (``MEMORY_OPTIONS``).
+    Routed reads ("recommended") start at a sharpness that changes these weights by 0.2 % at most.
+    ``memory`` may be a configuration's name; ``overrides`` are options of the memory (``MEMORY_OPTIONS``).
     """
     check_upgrade(memory, overrides)
+    options = spelled_out({"memory": memory, **overrides})
+    memory = options.pop("memory")
+    options.pop("sharpness_start", None)
     present = {kind for _, kind in config.kinds() if kind is not None}
-    if present == {memory} and not overrides:
+    if present == {memory} and all(getattr(config, name) == value for name, value in options.items()):
         return config, dict(tensors)
     if present != {"single"}:
         found = ", ".join(sorted(present)) or "none (softmax layers alone)"
@@ -97,26 +112,27 @@ def upgrade(
             f"this one's memory is {found}"
         )
     layers = config.layers and [entry.partition(":")[0] for entry in config.layers]
-    changes = {"memory": memory, "layers": layers, "slot_bias": True, **overrides}
+    changes = {"memory": memory, "layers": layers, "slot_bias": True, **options}
+    changes |= {"sharpness_start": SHARPNESS} if options.get("routed") else {}
     new = DLAConfig.from_dict({**config.to_dict(), **changes})
     shapes = _shapes(new, tensors)
     return new, {name: tensors[name] if name in tensors else _neutral(name, shapes[name], tensors) for name in shapes}
 
 
 def _neutral(name: str, shape: torch.Size, tensors: Mapping[str, Tensor]) -> Tensor:
-    """A tensor of the memory's slot weights for which they are 1."""
+    """A tensor of the memory's weights for which states count 1, or with routed reads nearly so."""
     if name.endswith(".mixer.memory.slots.B"):  # [heads, rank, slots]
         return torch.full(shape, inverse_softplus(1 / shape[1]))
     value = next(value for end, value in NEUTRAL.items() if name.endswith(f".mixer.memory.{end}"))
-    dtype = tensors[EMBEDDINGS].dtype if name.endswith("proj.weight") else torch.float32
+    dtype = tensors[EMBEDDINGS].dtype if name.endswith(("proj.weight", "sharpness_map")) else torch.float32
     return torch.full(shape, value, dtype=dtype)
 
 
 def check_upgrade(memory: str | None, overrides: Mapping[str, Any]) -> None:
     if memory is not None:
-        check_choice("memory", memory, MEMORIES)
+        check_choice("memory", memory, NAMED)
     if overrides and memory in (None, "single"):
-        raise ValueError(f'{", ".join(overrides)}: options of a memory need memory="log_linear" or "dynamic"')
+        raise ValueError(f'{", ".join(overrides)}: options of a memory need memory="log_linear", "dynamic" or the like')
     for name in overrides:
         if name not in MEMORY_OPTIONS:
             known = ", ".join(MEMORY_OPTIONS)

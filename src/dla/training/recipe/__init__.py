@@ -45,7 +45,7 @@ class Data:
 
 
 @dataclass(frozen=True)
-class Batch:
+class BatchSizes:
     """sequences: of a step, over all ranks. micro: those that a rank computes at a time; 0: all that it has."""
 
     sequences: Count = 8
@@ -141,7 +141,7 @@ class Recipe:
     seed: Seed = 0
     model: dict[str, Any] = field(default_factory=dict)
     data: Data = Data()
-    batch: Batch = Batch()
+    batch: BatchSizes = BatchSizes()
     optimizer: Optimizer = Optimizer()
     schedule: Schedule = Schedule()
     gate: Gate = Gate()

@@ -65,5 +65,5 @@ def _build(tree: Tree) -> Recipe:
     # "none" takes back what a file below said; one that says neither is the same
     model = {key: x for key, x in tree.get("model", {}).items() if x is not None or key not in ("preset", "load")}
     # a configuration's name may stand for other options one day, so it is not kept
-    made: Recipe = convert("", {**tree, "model": spelled_out(model)}, Recipe)
+    made: Recipe = convert("", {**tree, "model": spelled_out(model, "model.memory")}, Recipe)
     return made
