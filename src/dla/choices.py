@@ -11,6 +11,7 @@ FORMATS = ("state-spaces", "transformers", "fla")  # of other people's checkpoin
 SUITES = ("commonsense", "retrieval", "ruler", "longbench")
 REPRODUCED = ("table1", "table2", "table3", "table4", "ablation", "budget")  # of the paper
 SCALES = ("paper", "tiny")
+OWN_MODEL = "python-3m"  # comes with the package; recipes/stdlib made it
 
 _PAPER = {
     "memory": "dynamic",

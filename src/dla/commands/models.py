@@ -4,7 +4,7 @@ from argparse import ArgumentParser, Namespace
 from pathlib import Path
 from typing import Any
 
-from dla.choices import DTYPES, FORMATS, NAMED
+from dla.choices import DTYPES, FORMATS, NAMED, OWN_MODEL
 from dla.commands import given, json_option, runs
 from dla.report import table
 from dla.report.found import Found
@@ -40,7 +40,13 @@ def info(parser: ArgumentParser) -> str:
 
 
 def generate(parser: ArgumentParser) -> str:
-    parser.add_argument("model", metavar="MODEL", help="the folder of a saved model, or a preset (random weights)")
+    parser.add_argument(
+        "model",
+        nargs="?",
+        default=OWN_MODEL,
+        metavar="MODEL",
+        help="the folder of a saved model, or a preset (random weights); default: %(default)s, which writes Python",
+    )
     prompt = parser.add_mutually_exclusive_group()
     prompt.add_argument("--prompt", metavar="TEXT", help="the text to go on from (default: stdin)")
     prompt.add_argument("--file", type=Path, metavar="PATH", help="a file with the text to go on from")
@@ -68,7 +74,7 @@ def generate(parser: ArgumentParser) -> str:
         return run(**given(args), stream=not args.json)
 
     parser.set_defaults(run=run)
-    return "dla generate mamba2-tiny --prompt 'import' --max-new-tokens 32"
+    return "dla generate --prompt 'class Stack:' --temperature 0.6 --seed 0"
 
 
 def convert(parser: ArgumentParser) -> str:

@@ -39,6 +39,7 @@ from dla.models.continuations import Question, go_on, score
 from dla.models.forest import Reader
 from dla.models.generate import stop_tokens
 from dla.models.load import is_preset, load_model
+from dla.models.shipped import located
 from dla.text import ByteTokenizer, model_tokenizer
 from dla.typed import Count, convert
 
@@ -331,7 +332,7 @@ def _model(pretrained: str | DLAForCausalLM, dtype: str, device: str | None) -> 
 def _tokenizer(pretrained: str | DLAForCausalLM, given: Any, model: DLAForCausalLM) -> Any:
     if given is not None and not isinstance(given, str | PathLike):
         return given
-    folder = model.name_or_path if isinstance(pretrained, DLAForCausalLM) else pretrained
+    folder = model.name_or_path if isinstance(pretrained, DLAForCausalLM) else located(str(pretrained))
     return model_tokenizer(folder, given, model.config.vocab_size)
 
 

@@ -17,6 +17,7 @@ from dla.models.causal_lm import DLAForCausalLM
 from dla.models.config import Capacity, DLAConfig
 from dla.models.info import kv_cache_bytes
 from dla.models.load import find_config, is_preset, load_model
+from dla.models.shipped import located
 from dla.report.found import Found
 from dla.text import ByteTokenizer, decoder, model_tokenizer, without_escapes
 from dla.typed import Count, Limit, Natural, NotNegative, Seed, check_fields, convert
@@ -168,7 +169,7 @@ def run(
             raise ValueError(f"{name} is not a file: {path}")
     if save_context is not None and not save_context.absolute().parent.is_dir():
         raise ValueError(f"save_context is to go to a folder that does not exist: {save_context}")
-    coder = model_tokenizer(model, tokenizer, find_config(model, memory).vocab_size)
+    coder = model_tokenizer(located(model), tokenizer, find_config(model, memory).vocab_size)
     ids = encode_prompt(coder, prompt, file, opens=load_context is None)
     loaded = load_model(model, memory=memory, dtype=dtype, device=device, tau=tau, capacity=capacity)
     cache = DLACache(loaded.config.num_hidden_layers) if load_context is None else load_cache(load_context, loaded)
@@ -203,6 +204,8 @@ def load_cache(path: Path, model: DLAForCausalLM) -> DLACache:
 def encode_prompt(tokenizer: Any, prompt: str | None, file: Path | None, opens: bool) -> Tensor:
     """The prompt's tokens [1, T]; one that ``opens`` a text gets the tokens that begin it."""
     if prompt is None:
+        if file is None and sys.stdin.isatty():
+            print("the text to go on from, then Ctrl-D:", file=sys.stderr)
         data = sys.stdin.buffer.read() if file is None else file.read_bytes()
         prompt = data.decode("utf-8", errors="surrogateescape")
     if not isinstance(tokenizer, ByteTokenizer):

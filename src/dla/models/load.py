@@ -14,6 +14,7 @@ from dla.machine import ensure_half_precision
 from dla.models.causal_lm import DLAForCausalLM
 from dla.models.config import DLAConfig, EndTokens
 from dla.models.presets import PRESETS, preset
+from dla.models.shipped import located, shipped
 from dla.names import did_you_mean
 from dla.text import first_line
 from dla.typed import convert
@@ -23,22 +24,23 @@ DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in choices
 
 def is_preset(name: str) -> bool:
     """Whether a model's name is no folder, so that its weights are random."""
-    return not Path(name).is_dir()
+    return not Path(located(name)).is_dir()
 
 
 def find_config(name: str, memory: str | None = None) -> DLAConfig:
     """The configuration of a saved model's folder, or of a preset.
 
     Args:
-        name: the folder or the preset.
+        name: the folder, the preset, or the name of a model that comes with the package.
         memory: of the preset (None: "single"); a saved model has its own and takes None or that one.
     """
     if is_preset(name):
         if Path(name).exists():
             raise ValueError(f"{name} is not a folder")
         if name not in PRESETS:
-            raise ValueError(f"no such folder or preset: {name}{did_you_mean(name, PRESETS)}")
+            raise ValueError(f"no such folder or preset: {name}{did_you_mean(name, [*PRESETS, *shipped()])}")
         return preset(name, memory or "single")
+    name = located(name)
     file = Path(name) / "config.json"
     if not file.is_file():
         raise ValueError(f"{name} has no config.json, so it is not a saved model")
@@ -82,7 +84,7 @@ def load_model(
     chosen = None if dtype is None else DTYPES[dtype]
     if chosen is not None and torch.device(device).type == "cpu":
         ensure_half_precision(chosen)
-    model = _random(config, chosen) if is_preset(name) else _saved(name, chosen)
+    model = _random(config, chosen) if is_preset(name) else _saved(located(name), chosen)
     if (tau, capacity, state_dtype) != (None, None, None):
         model.set_memory(tau=tau, capacity=capacity, state_dtype=state_dtype)
     return model.to(device).eval()
