@@ -163,7 +163,9 @@ def partitions() -> Drawing:
         for end, length in zip(accumulate(blocks), blocks, strict=True):
             mixed(d, STREAM[end - length : end], LEFT + (end - length) * CELL + 1, y, length * CELL - 2)
         d.text(LEFT, y + 64, about, size=12, at="start", colour=GREY)
-    note = "Layers of a box: how much of each kind its sum holds; the order inside is lost. The number counts its tokens."
+    note = (
+        "Layers of a box: how much of each kind its sum holds; the order inside is lost. The number counts its tokens."
+    )
     d.text(24, 402, note, size=12, at="start", colour=GREY)
     return d
 
