@@ -34,9 +34,7 @@ def export(run: Path, out: Path | None = None, step: int | None = None) -> Path:
     out = out or run / "model"
     disable_progress_bar()
     model.save_pretrained(out)
-    tokenizer = find_tokenizer(recipe.data.tokenizer, config.vocab_size)
-    if hasattr(tokenizer, "save_pretrained"):
-        tokenizer.save_pretrained(out)
+    find_tokenizer(recipe.data.tokenizer, config.vocab_size).save_pretrained(out)
     return out
 
 
