@@ -1,3 +1,5 @@
+import random
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -153,3 +155,39 @@ def test_code_beside_a_tokenizer_is_not_run(tmp_path, monkeypatch):
     monkeypatch.setattr("builtins.input", lambda *_: pytest.fail("asked"))
     with pytest.raises(ValueError, match="no tokenizer could be loaded from"):
         load_tokenizer(tmp_path, 300)
+
+
+def test_bytes_as_files(tmp_path):
+    """Other tools take bytes for tokens as we do, whatever the text, and we find ours in the files again."""
+    from transformers import AutoTokenizer
+
+    ByteTokenizer().save_pretrained(tmp_path)
+    theirs = AutoTokenizer.from_pretrained(tmp_path)
+    assert (len(theirs), theirs.eos_token_id, theirs.bos_token_id) == (256, 0, None)
+    every = "".join(chr(i) for i in range(0x3000) if not 0xD800 <= i < 0xE000)
+    for text in (TEXT, "é", "  two  spaces \n\t", "Ā Ġ <0x00> </s>", "a\0b\0\0", "", every):
+        assert theirs.encode(text) == theirs(text)["input_ids"] == list(text.encode())
+        assert theirs.decode(theirs.encode(text)) == text
+        assert theirs.decode(theirs.encode(text), skip_special_tokens=True) == text.replace("\0", "")
+    for seed in range(300):
+        some = list(random.Random(seed).randbytes(seed % 9))
+        assert theirs.decode(some) == ByteTokenizer().decode(some)
+
+    for name in (tmp_path, tmp_path / "tokenizer.json"):
+        for size in (256, 300):
+            assert isinstance(load_tokenizer(name, size), ByteTokenizer)
+    assert isinstance(model_tokenizer(tmp_path, None, 300), ByteTokenizer)
+    with pytest.raises(ValueError, match="has 256 tokens, but vocab_size is 255"):
+        load_tokenizer(tmp_path, 255)
+
+
+@pytest.mark.parametrize(
+    ("old", "new"), [('"add_prefix_space": false', '"add_prefix_space": true'), ('"ÿ": 255', '"other": 255')]
+)
+def test_files_of_bytes_that_were_changed_are_no_bytes(tmp_path, old, new):
+    ByteTokenizer().save_pretrained(tmp_path)
+    file = tmp_path / "tokenizer.json"
+    content = file.read_text()
+    assert old in content
+    file.write_text(content.replace(old, new))
+    assert not isinstance(load_tokenizer(tmp_path, 300), ByteTokenizer)

@@ -23,6 +23,7 @@ class ByteTokenizer:
     """Token i is byte i of the UTF-8 text. Models may have more tokens; those stand for no text."""
 
     vocab_size = 256
+    eos_token_id = 0  # what stands after every text
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """The bytes of the text, and nothing else: there are no special tokens.
@@ -34,6 +35,12 @@ class ByteTokenizer:
     def decode(self, ids: Iterable[int], errors: str = "replace") -> str:
         """The text of the bytes; ``errors`` as in ``bytes.decode``, for bytes that are no UTF-8 and tokens over 255."""
         return bytes(_byte(i) for i in ids).decode("utf-8", errors=errors)
+
+    def save_pretrained(self, folder: str | PathLike[str]) -> None:
+        """Write tokenizer.json and tokenizer_config.json, by which others take bytes for tokens too."""
+        from dla.byte_tokenizer import make_tokenizer
+
+        make_tokenizer().save_pretrained(folder)
 
 
 class ByteDecoder:
@@ -102,8 +109,8 @@ def load_tokenizer(name: str | PathLike[str] | None, vocab_size: int = ENDLESS) 
         vocab_size: of the model.
 
     Returns:
-        A ``ByteTokenizer`` or a transformers tokenizer; both have ``encode(text, add_special_tokens=True)`` and
-        ``decode(ids)``.
+        A ``ByteTokenizer``, also for the files that one has written, or a transformers tokenizer; both have
+        ``encode(text, add_special_tokens=True)``, ``decode(ids)``, ``eos_token_id`` and ``save_pretrained(folder)``.
     """
     if name is None or str(name) == BYTES:
         if vocab_size < ByteTokenizer.vocab_size:
@@ -112,10 +119,12 @@ def load_tokenizer(name: str | PathLike[str] | None, vocab_size: int = ENDLESS) 
     if not _holds_tokenizer(Path(name)):
         _check_bytes(f"{name} has no tokenizer files", vocab_size)
         return ByteTokenizer()
+    from dla.byte_tokenizer import is_bytes
+
     tokenizer = _load_transformers(Path(name), str(name))
     if len(tokenizer) > vocab_size:
         raise ValueError(f"the tokenizer {name} has {len(tokenizer)} tokens, but vocab_size is {vocab_size}")
-    return tokenizer
+    return ByteTokenizer() if is_bytes(tokenizer) else tokenizer
 
 
 def model_tokenizer(model: str | PathLike[str] | None, given: str | PathLike[str] | None, vocab_size: int) -> Any:

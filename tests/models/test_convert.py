@@ -627,7 +627,9 @@ def test_tokenizers_come_along(tmp_path: Path) -> None:
     for name in wanted | {"README.md", "script.py", "optimizer.bin"}:
         (tmp_path / "theirs" / name).write_text(name)
     convert(tmp_path / "theirs", tmp_path / "ours")
-    assert {path.name for path in (tmp_path / "ours").iterdir()} == wanted | {"config.json", "model.safetensors"}
+    made = {"config.json", "model.safetensors", "modeling_dla.py", "README.md"}
+    assert {path.name for path in (tmp_path / "ours").iterdir()} == wanted | made
+    assert "Mamba-2 with one state a head" in (tmp_path / "ours" / "README.md").read_text()
     assert all((tmp_path / "ours" / name).read_text() == name for name in wanted)
 
 

@@ -78,7 +78,7 @@ def test_round_trip(kind: str, tied: bool, tmp_path: Path) -> None:
     model = make(kind, torch.float32, tie_word_embeddings=tied)
     model.save_pretrained(tmp_path)
     files = {path.name for path in tmp_path.iterdir()}
-    assert files == {"config.json", "generation_config.json", "model.safetensors"}
+    assert files == {"config.json", "generation_config.json", "model.safetensors", "modeling_dla.py", "README.md"}
     ids = tokens(2, 12)
     for loaded in (DLAForCausalLM.from_pretrained(tmp_path), AutoModelForCausalLM.from_pretrained(tmp_path)):
         assert isinstance(loaded, DLAForCausalLM)

@@ -406,6 +406,12 @@ def test_export_of_a_step(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     for step, model in ((8, tmp_path / "eight"), (12, run / "model")):
         assert loss_by_hand(model, next(held.iterdir()), 64)[0] == pytest.approx(evaluated[step], rel=1e-6)
     assert abs(evaluated[8] - evaluated[12]) > 1e-3
+    for step, model in ((8, tmp_path / "eight"), (12, run / "model")):
+        text = (model / "README.md").read_text()
+        assert f"- steps: {step} of 12, {step * 4 * 64:,} tokens\n" in text
+        assert f"- evaluated after step: {step}\n- validation loss: {evaluated[step]:.4f}\n" in text
+        assert "- data: text\n" in text and "- tokenizer: bytes\n" in text and "- gate: soft" in text
+        assert str(tmp_path) not in text
 
     (run / "checkpoints" / "step-00000099.partial").mkdir()  # as of a run that is going on
     assert main(["train", "export", str(run), "--step", "7"]) == 2
@@ -430,6 +436,7 @@ def test_a_saved_model_is_trained_on(tmp_path: Path) -> None:
     )
     second = trained(loading, tmp_path / "second", "--optimizer.lr", 1e-9)
     assert second[0] < first[0] - 1
+    assert "- load: model\n" in (tmp_path / "second" / "model" / "README.md").read_text()
     last = [log(tmp_path / name, "evaluation")[-1]["validation_loss"] for name in ("first", "second")]
     assert last[0] == pytest.approx(last[1], rel=1e-5)
 

@@ -43,7 +43,6 @@ from dla.models.shipped import located
 from dla.text import ByteTokenizer, model_tokenizer
 from dla.typed import Count, convert
 
-BYTE_END = 0  # what stands between documents of bytes
 LOOKBACK = 2  # tokens that a stop string may take more than its own encoding, as lm_eval has it
 NEUTRAL = {"num_beams": 1, "repetition_penalty": 1.0, "num_return_sequences": 1, "use_cache": True}
 SAMPLING = ("temperature", "top_p", "top_k", "min_p", "typical_p", "do_sample", "seed")  # no matter for greedy decoding
@@ -131,8 +130,6 @@ class DLALM(TemplateLM):
 
     @property
     def eot_token_id(self) -> int:
-        if isinstance(self.tokenizer, ByteTokenizer):
-            return BYTE_END
         return self.tokenizer.eos_token_id
 
     @property

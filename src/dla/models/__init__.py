@@ -8,6 +8,7 @@ except ImportError as error:
     ) from error
 
 from dla.choices import CONFIGURATIONS
+from dla.models.auto_map import place
 from dla.models.cache import DLACache
 from dla.models.causal_lm import DLAForCausalLM
 from dla.models.config import DLAConfig
@@ -17,5 +18,6 @@ from dla.models.presets import preset
 AutoConfig.register(DLAConfig.model_type, DLAConfig)
 AutoModel.register(DLAConfig, DLAModel)
 AutoModelForCausalLM.register(DLAConfig, DLAForCausalLM)
+place(DLAForCausalLM)
 
 __all__ = ["CONFIGURATIONS", "DLACache", "DLAConfig", "DLAForCausalLM", "DLAModel", "preset"]

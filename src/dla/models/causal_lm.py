@@ -1,6 +1,8 @@
 """The language model, as a Hugging Face model."""
 
-from typing import Any
+from os import PathLike
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 from transformers import GenerationMixin
@@ -15,6 +17,9 @@ from dla.models.loss import next_token_targets, token_loss, token_losses
 from dla.models.model import DLAModel, DLAPreTrainedModel, packing_of
 from dla.names import check_choice
 
+if TYPE_CHECKING:
+    from dla.models.card import Training
+
 
 class DLAForCausalLM(DLAPreTrainedModel, GenerationMixin):
     """The language model: ``DLAModel`` with an output head, a loss and ``generate()``."""
@@ -26,6 +31,23 @@ class DLAForCausalLM(DLAPreTrainedModel, GenerationMixin):
         self.model = DLAModel(config)
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
         self.post_init()
+
+    def save_pretrained(
+        self,
+        save_directory: str | PathLike[str],
+        is_main_process: bool = True,
+        *args: Any,
+        training: "Training | None" = None,
+        license: str | None = None,
+        **options: Any,
+    ) -> None:
+        """As transformers', with a model card (``write_card``) of what is known: the training, the license."""
+        from dla.models.card import write_card
+
+        super().save_pretrained(save_directory, is_main_process, *args, **options)
+        adapters_alone = getattr(self, "_hf_peft_config_loaded", False)
+        if is_main_process and not adapters_alone:
+            write_card(Path(save_directory), self.config, training=training, license=license)
 
     @can_return_tuple
     def forward(

@@ -9,6 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal, get_args
 import torch
 from transformers import PreTrainedConfig
 
+from dla.models.auto_map import AUTO_MAP, is_ours, without_ours, write_code
 from dla.names import check_choice
 from dla.ops.rules import Merge, Score, SlotOrder
 from dla.text import first_line
@@ -140,6 +141,8 @@ class DLAConfig(PreTrainedConfig):
 
     def __post_init__(self, **kwargs: Any) -> None:
         self.gate_temperature = kwargs.pop("temperature", self.gate_temperature)
+        if auto_map := without_ours(kwargs.pop("auto_map", None)):
+            kwargs["auto_map"] = auto_map
         _refuse_typos(kwargs)
         for name, kind in {**OPTIONS, **THEIRS}.items():
             convert(name.removeprefix("gate_"), getattr(self, name), kind)
@@ -159,6 +162,23 @@ class DLAConfig(PreTrainedConfig):
         except (ValueError, *SURPRISES) as error:
             raise ValueError(f"{Path(name) / 'config.json'}: {first_line(error)}") from error
         return made
+
+    def save_pretrained(self, save_directory: str | PathLike[str], *args: Any, **options: Any) -> None:
+        """As transformers', with the file beside it that config.json names in its auto_map."""
+        folder = Path(save_directory)
+        folder.mkdir(parents=True, exist_ok=True)
+        write_code(folder)
+        super().save_pretrained(save_directory, *args, **options)
+
+    def to_diff_dict(self) -> dict[str, Any]:
+        """What is written to config.json."""
+        theirs = getattr(self, "auto_map", None)
+        return {**super().to_diff_dict(), "auto_map": {**AUTO_MAP, **(theirs if isinstance(theirs, dict) else {})}}
+
+    @classmethod
+    def register_for_auto_class(cls, *args: Any, **options: Any) -> None:
+        if not is_ours(cls):
+            super().register_for_auto_class(*args, **options)
 
     def _get_generation_parameters(self) -> dict[str, Any]:
         """What transformers takes for settings of generate() in a model's configuration: not the gate's temperature."""

@@ -18,6 +18,7 @@ from dla.layers.mlp import SwiGLU
 from dla.layers.norms import RMSNorm
 from dla.layers.packing import Packing, find_packing
 from dla.machine import ensure_half_precision
+from dla.models.auto_map import is_ours
 from dla.models.build import make_mixer
 from dla.models.cache import DLACache, LayerCache, check_cache
 from dla.models.config import DLAConfig
@@ -91,6 +92,11 @@ class DLAPreTrainedModel(PreTrainedModel):
             more = f" and {len(missing) - 8} more" if len(missing) > 8 else ""
             raise ValueError(f"the weights of {name} lack {', '.join(missing[:8])}{more}")
         return (model, info) if wants_info else model
+
+    @classmethod
+    def register_for_auto_class(cls, *args: Any, **options: Any) -> None:
+        if not is_ours(cls):
+            super().register_for_auto_class(*args, **options)
 
     @staticmethod
     def _is_saved_as(name: Any, config: Any) -> bool:

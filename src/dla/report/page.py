@@ -1,4 +1,4 @@
-"""A page that needs nothing else: style, tables and pictures are inside."""
+"""Templates, and what a page is made of that needs nothing else: style, tables and pictures are inside."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from dla.report.tables import Table
+from dla.report.words import escape_markdown
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -43,7 +44,9 @@ class Section:
 
 
 def render(template: str, **values: Any) -> str:
-    """A template of this package with these values, whose text cannot become HTML."""
+    """A template of this package with these values. Their text cannot become HTML in .html templates; those of Markdown
+    have a filter ``markdown`` for the words of others.
+    """
     return _environment().get_template(template).render(values)
 
 
@@ -51,11 +54,13 @@ def render(template: str, **values: Any) -> str:
 def _environment() -> Environment:
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
-    return Environment(
+    made = Environment(
         loader=PackageLoader("dla.report"),
-        autoescape=True,
+        autoescape=lambda template: template is None or ".html" in template,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
+    made.filters["markdown"] = escape_markdown
+    return made

@@ -10,12 +10,17 @@ from dla.models import DLAConfig, DLAForCausalLM
 from dla.report.found import Found
 from dla.training.checkpoint import load_weights
 from dla.training.data.encoding import find_tokenizer
+from dla.training.describe import describe
 from dla.training.recipe.read import model_config, read_recipe
 from dla.training.record import CorruptError, check, name, steps_in
 
 
 def export(run: Path, out: Path | None = None, step: int | None = None) -> Path:
-    """Save the model of a checkpoint (None: the newest whole one), with its tokenizer, to ``out`` (None: run/model).
+    """Save the model of a checkpoint, with its tokenizer and its card.
+
+    Args:
+        out: the folder for it; None: run/model.
+        step: of the checkpoint; None: the newest whole one.
 
     Raises:
         ValueError: there is no such run or checkpoint, or it cannot be read.
@@ -23,20 +28,18 @@ def export(run: Path, out: Path | None = None, step: int | None = None) -> Path:
     if not (run / "recipe.toml").is_file():
         raise ValueError(f"{run} is not the folder of a run: it has no recipe.toml")
     recipe = read_recipe(run / "recipe.toml")
-    folder = _find(run / "checkpoints", step)
+    step = _find(run / "checkpoints", step)
     config: DLAConfig = model_config(recipe)
     with torch.device("meta"):
         model = DLAForCausalLM(config)
     model = model.to(torch.float64 if recipe.compute.dtype == "float64" else torch.float32)
     model.to_empty(device="cpu")
     model.tie_weights()
-    load_weights(folder, model)
+    load_weights(run / "checkpoints" / name(step), model)
     out = out or run / "model"
     disable_progress_bar()
-    model.save_pretrained(out)
-    tokenizer = find_tokenizer(recipe.data.tokenizer, config.vocab_size)
-    if hasattr(tokenizer, "save_pretrained"):
-        tokenizer.save_pretrained(out)
+    model.save_pretrained(out, training=describe(run, recipe, step, dynamic=config.dynamic))
+    find_tokenizer(recipe.data.tokenizer, config.vocab_size).save_pretrained(out)
     return out
 
 
@@ -45,8 +48,8 @@ def run(folder: Path, out: Path | None = None, step: int | None = None) -> Found
     return Found(str(export(folder, out, step)))
 
 
-def _find(checkpoints: Path, step: int | None) -> Path:
-    """The folder of a checkpoint that is whole."""
+def _find(checkpoints: Path, step: int | None) -> int:
+    """The step of a checkpoint that is whole."""
     steps = steps_in(checkpoints)
     if step is not None and step not in steps:
         there = ", ".join(map(str, steps))
@@ -54,7 +57,7 @@ def _find(checkpoints: Path, step: int | None) -> Path:
     for found in reversed(steps if step is None else [step]):
         try:
             check(checkpoints / name(found))
-            return checkpoints / name(found)
+            return found
         except CorruptError as error:
             if step is not None:
                 raise

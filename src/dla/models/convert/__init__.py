@@ -12,6 +12,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+from dla.models.card import write_card
 from dla.models.config import DLAConfig
 from dla.models.convert import files
 from dla.models.convert.formats import FORMATS
@@ -81,6 +82,7 @@ def _write(
         files.write_tensors(folder, tensors, pickled)
         files.copy_companions(source, folder)
         if isinstance(config, DLAConfig):
+            write_card(folder, config)
             config.save_pretrained(folder)
         else:
             (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")

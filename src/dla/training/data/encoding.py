@@ -13,7 +13,7 @@ ENDS = ("</s>", "<|endoftext|>", "<|end_of_text|>", "<eos>", "<|eot_id|>", "<|im
 def find_tokenizer(name: str, vocab_size: int = ENDLESS) -> Any:
     """A recipe's tokenizer, as ``load_tokenizer`` finds it, which must know what ends a document."""
     tokenizer = load_tokenizer(name, vocab_size)
-    if not isinstance(tokenizer, ByteTokenizer) and tokenizer.eos_token_id is None:
+    if tokenizer.eos_token_id is None:
         # a tokenizer.json by itself does not say which one ends a document
         special = {str(token) for token in tokenizer.added_tokens_decoder.values()}
         tokenizer.eos_token = next((end for end in ENDS if end in special), None)
@@ -22,9 +22,7 @@ def find_tokenizer(name: str, vocab_size: int = ENDLESS) -> Any:
 
 
 def end_token(tokenizer: Any, name: str = "") -> int:
-    """The token after each document: byte 0, or the tokenizer's end of a sequence."""
-    if isinstance(tokenizer, ByteTokenizer):
-        return 0
+    """The token after each document."""
     if tokenizer.eos_token_id is None:
         raise ValueError(f"the tokenizer {name or tokenizer.name_or_path} has no eos_token to put after documents")
     return int(tokenizer.eos_token_id)
