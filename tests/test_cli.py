@@ -204,7 +204,11 @@ def test_a_real_interrupt(name, after, tmp_path):
     assert process.stderr.readline() == "ready\n"
     time.sleep(after)
     os.killpg(process.pid, signal.SIGINT)
-    said = process.communicate(timeout=60)[1]
+    try:
+        said = process.communicate(timeout=60)[1]
+    finally:
+        if process.poll() is None:  # it has not heard: nothing may go on beside the other tests
+            os.killpg(process.pid, signal.SIGKILL)
     finished = name == "inspect" and after > 0.4  # it takes about as long
     assert process.returncode in ((0, 130, -signal.SIGINT) if finished else (130,)), said
     assert not any(word in said for word in ("Traceback", "Exception ignored", "leaked"))
