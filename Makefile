@@ -71,4 +71,4 @@ build/sanitize/$(1) $(SANITIZE_SEED)
 endef
 
 clean:
-	rm -rf build out site .pytest_cache .mypy_cache .ruff_cache src/*.egg-info
+	rm -rf build dist out site .pytest_cache .mypy_cache .ruff_cache src/*.egg-info

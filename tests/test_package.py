@@ -1,4 +1,5 @@
 import ast
+import re
 import subprocess
 import sys
 import tomllib
@@ -11,9 +12,27 @@ import dla
 ROOT = Path(__file__).parents[1]
 
 
-def test_version_is_the_one_of_the_distribution():
+def test_the_version_stands_in_one_place():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    assert dla.__version__ == project["version"]
+    assert "version" in project["dynamic"] and "version" not in project
+    built = subprocess.run([sys.executable, "setup.py", "--version"], cwd=ROOT, capture_output=True, text=True)
+    assert built.stdout.split()[-1:] == [dla.__version__], built.stderr
+
+
+def test_a_checkout_that_was_never_installed_knows_its_version():
+    """-S: without site-packages there is nothing to look it up in."""
+    command = [sys.executable, "-S", "-m", "dla", "--version"]
+    found = subprocess.run(command, env={"PYTHONPATH": str(ROOT / "src")}, capture_output=True, text=True)
+    assert found.stdout == f"dla {dla.__version__}\n", found.stderr
+
+
+def test_whatever_is_imported_is_asked_for():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    for_users = [project["optional-dependencies"][extra] for extra in ("models", "train", "eval", "plot")]
+    asked = {re.match(r"[\w-]+", line)[0].replace("-", "_") for line in sum(for_users, project["dependencies"])}
+    asked |= {"tokenizers", "huggingface_hub"}  # transformers brings them
+    imported = {name.split(".")[0] for name in imports(PACKAGE)} - set(sys.stdlib_module_names) - {"dla"}
+    assert {"torch", "lm_eval", "matplotlib"} <= imported <= asked
 
 
 def test_everything_announced_is_there():
@@ -58,16 +77,22 @@ def test_no_two_classes_have_the_same_name():
     assert sorted(name for name in set(names) if names.count(name) > 1) == []
 
 
-def rooms_imported_by(room):
-    """The other folders of the package that the files of one import, at their top or inside functions."""
+def imports(folder):
+    """The full names that the files of a folder import, at their top or inside functions."""
     names = set()
-    for path in (PACKAGE / room).rglob("*.py"):
+    for path in folder.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Import):
                 names |= {alias.name for alias in node.names}
             elif isinstance(node, ast.ImportFrom):
                 names |= {f"{node.module}.{alias.name}" for alias in node.names}
                 assert node.level == 0, f"{path} imports by a relative name"
+    return names
+
+
+def rooms_imported_by(room):
+    """The other folders of the package that the files of one import."""
+    names = imports(PACKAGE / room)
     return {name.split(".")[1] for name in names if name.startswith("dla.")} & ROOMS - {room}
 
 

@@ -14,14 +14,16 @@ def _load() -> tuple[ctypes.CDLL | None, str | None]:
     """The library, or why there is none."""
     if os.environ.get("DLA_NO_COMPILED") == "1":
         return None, "DLA_NO_COMPILED=1 asks for torch alone"
-    found = sorted(Path(__file__).parent.glob("_kernels*.so"))
-    reason = "the compiled library was not built: there was no C++ compiler when the package was installed"
-    for path in found:
-        try:
-            lib = ctypes.CDLL(str(path))
-        except OSError as error:
-            reason = f"the compiled library cannot be loaded: {error}"
-            continue
+    path = Path(__file__).with_name("_kernels.so")  # as in setup.py
+    try:
+        lib = ctypes.CDLL(str(path))
+    except OSError as error:
+        reason = (
+            f"the compiled library cannot be loaded: {error}"
+            if path.exists()
+            else "the compiled library was not built: there was no C++ compiler when the package was installed"
+        )
+    else:
         if getattr(lib, "dla_version", int)() == VERSION:
             return lib, None
         reason = "the compiled library is of another version of the source: install the package again"
