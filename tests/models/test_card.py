@@ -9,7 +9,7 @@ import torch
 from huggingface_hub import ModelCard
 
 from dla.models import DLAConfig, DLAForCausalLM, preset
-from dla.models.card import MARK, Training, card, write_card
+from dla.models.card import MARK, History, card, write_card
 from dla.models.info import info
 from dla.text import ByteTokenizer
 from tests.models.common import KINDS, config, make
@@ -76,7 +76,7 @@ def test_front_matter() -> None:
 
 def test_nothing_hostile_gets_through() -> None:
     made = preset("gdn-tiny", "dynamic")
-    honest, hostile = (card(made, Training({"data": text}, {"loss": text})) for text in ("text", HOSTILE))
+    honest, hostile = (card(made, History({"data": text}, {"loss": text})) for text in ("text", HOSTILE))
     assert len(honest.splitlines()) == len(hostile.splitlines())
     changed = [pair for pair in zip(honest.splitlines(), hostile.splitlines(), strict=True) if pair[0] != pair[1]]
     assert [before for before, _ in changed] == ["- data: text", "- loss: text"]

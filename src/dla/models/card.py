@@ -35,16 +35,14 @@ OF_DYNAMIC = ("capacity", "tau", "merge", "score", "slot_order", "routed")
 
 
 @dataclass(frozen=True)
-class Training:
+class History:
     """What is known of a model's training, for people: what was done and what came of it, texts by name."""
 
     recipe: Mapping[str, str]
     results: Mapping[str, str]
 
 
-def write_card(
-    folder: Path, config: DLAConfig, *, training: Training | None = None, license: str | None = None
-) -> None:
+def write_card(folder: Path, config: DLAConfig, *, training: History | None = None, license: str | None = None) -> None:
     """Write README.md, or renew one that was written here; one of somebody else stays as it is.
 
     license: the hub's name for it, such as "apache-2.0"; None: not known.
@@ -54,7 +52,7 @@ def write_card(
         write_whole(file, card(config, training, license).encode())
 
 
-def card(config: DLAConfig, training: Training | None = None, license: str | None = None) -> str:
+def card(config: DLAConfig, training: History | None = None, license: str | None = None) -> str:
     """The card's text, which depends on nothing else."""
     counts, _ = count_parameters(config)
     kinds = Counter(config.kinds())

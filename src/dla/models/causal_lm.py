@@ -18,7 +18,7 @@ from dla.models.model import DLAModel, DLAPreTrainedModel, packing_of
 from dla.names import check_choice
 
 if TYPE_CHECKING:
-    from dla.models.card import Training
+    from dla.models.card import History
 
 
 class DLAForCausalLM(DLAPreTrainedModel, GenerationMixin):
@@ -37,7 +37,7 @@ class DLAForCausalLM(DLAPreTrainedModel, GenerationMixin):
         save_directory: str | PathLike[str],
         is_main_process: bool = True,
         *args: Any,
-        training: "Training | None" = None,
+        training: "History | None" = None,
         license: str | None = None,
         **options: Any,
     ) -> None:

@@ -4,17 +4,17 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from dla.models.card import Training
+from dla.models.card import History
 from dla.report import is_number
 from dla.report.words import how_many
 from dla.training.read_log import read_run
 from dla.training.recipe import Recipe, Source
 
 
-def describe(run: Path, recipe: Recipe, step: int, *, dynamic: bool) -> Training:
+def describe(run: Path, recipe: Recipe, step: int, *, dynamic: bool) -> History:
     """Of the checkpoint of a step; its last evaluation is found in the run's log. dynamic: whether it had a gate."""
     gate = {"gate": _gate(recipe)} if dynamic else {}
-    return Training({**describe_recipe(recipe, step), **gate}, describe_results(run, step))
+    return History({**describe_recipe(recipe, step), **gate}, describe_results(run, step))
 
 
 def describe_recipe(recipe: Recipe, step: int) -> dict[str, str]:
