@@ -16,7 +16,7 @@ class Registered(dict):
     """The model types that were registered; ours registers itself when it is asked for."""
 
     def __contains__(self, key: object) -> bool:
-        if key == MODEL_TYPE and not super().__contains__(key) and "dla.models" not in sys.modules:
+        if key == MODEL_TYPE and not super().__contains__(key):  # an import in another thread is waited for
             try:
                 __import__("dla.models")
             except ImportError as error:  # of another version of transformers, say: as if we were not there

@@ -41,7 +41,13 @@ except ImportError:
     ModelManager = None
 sys.modules["fla"] = None  # which transformers would load, and which needs triton
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoTokenizer, pipeline
+assert "dla.models" not in sys.modules
 found = {}
+"""
+THREADS = """
+from concurrent.futures import ThreadPoolExecutor
+with ThreadPoolExecutor(3) as pool:  # the first is still importing the package when the others ask
+    found["in threads"] = [type(config).__name__ for config in pool.map(AutoConfig.from_pretrained, [folder] * 3)]
 """
 WITHOUT_PACKAGE = """
 try:
@@ -57,7 +63,6 @@ del sys.modules["dla"]
 """
 USE = """
 for trust in [None, True] if hook == "hook" else [True]:
-    assert "dla.models" not in sys.modules or trust
     config = AutoConfig.from_pretrained(folder, trust_remote_code=trust)
     model = AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=trust)
     kinds = [config, model, AutoModel.from_pretrained(folder, trust_remote_code=trust)]
@@ -98,7 +103,7 @@ def folder(model: DLAForCausalLM, tmp_path_factory: pytest.TempPathFactory) -> P
 @pytest.fixture(scope="module")
 def processes(folder: Path) -> dict[str, dict[str, Any]]:
     """What two new processes found, one with the hook and one without, side by side."""
-    codes = {"hook": BEGIN + USE + EVALUATE + END, "none": BEGIN + WITHOUT_PACKAGE + USE + END}
+    codes = {"hook": BEGIN + THREADS + USE + EVALUATE + END, "none": BEGIN + WITHOUT_PACKAGE + USE + END}
     own = {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "HF_MODULES_CACHE": str(folder.parent / "modules")}
     running = {}
     for name, code in codes.items():
@@ -120,6 +125,7 @@ def test_the_auto_classes_find_the_classes_of_the_package(processes: dict[str, d
     kinds = [f"{kind.__module__}.{kind.__name__}" for kind in (DLAConfig, DLAForCausalLM, DLAModel)]
     assert processes["hook"]["kinds, trust None"] == processes["hook"]["kinds, trust True"] == kinds
     assert processes["none"]["kinds, trust True"] == kinds
+    assert processes["hook"]["in threads"] == ["DLAConfig"] * 3
 
 
 def test_without_the_package_one_sentence_says_what_to_install(processes: dict[str, dict[str, Any]]) -> None:
