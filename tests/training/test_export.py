@@ -6,6 +6,7 @@ import pytest
 from transformers import AutoTokenizer
 
 from dla.cli import main
+from dla.models import DLAForCausalLM
 from dla.text import ByteTokenizer, model_tokenizer
 from tests.training.common import trained, write_settings
 
@@ -42,3 +43,10 @@ def test_a_model_of_bytes_has_a_tokenizer(tmp_path: Path) -> None:
         file.unlink()
     assert main(["generate", folder, "--prompt", "é", "--max-new-tokens", "2"]) == 2
     assert main(["generate", folder, "--tokenizer", "bytes", "--prompt", "é", "--max-new-tokens", "2"]) == 0
+
+
+def test_text_ends_where_documents_do(tmp_path: Path) -> None:
+    recipe = write_settings(tmp_path, "single", schedule={"steps": 2})
+    trained(recipe, tmp_path / "run", "--checkpoint.export", "true")
+    model = DLAForCausalLM.from_pretrained(tmp_path / "run" / "model")
+    assert model.config.eos_token_id == model.generation_config.eos_token_id == 0  # the byte after every document

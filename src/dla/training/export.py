@@ -9,14 +9,14 @@ from transformers.utils.logging import disable_progress_bar
 from dla.models import DLAConfig, DLAForCausalLM
 from dla.report.found import Found
 from dla.training.checkpoint import load_weights
-from dla.training.data.encoding import find_tokenizer
+from dla.training.data.encoding import end_token, find_tokenizer
 from dla.training.describe import describe
 from dla.training.recipe.read import model_config, read_recipe
 from dla.training.record import CorruptError, check, name, steps_in
 
 
 def export(run: Path, out: Path | None = None, step: int | None = None) -> Path:
-    """Save the model of a checkpoint, with its tokenizer and its card.
+    """Save the model of a checkpoint, with its tokenizer and its card; it stops where documents end.
 
     Args:
         out: the folder for it; None: run/model.
@@ -36,10 +36,13 @@ def export(run: Path, out: Path | None = None, step: int | None = None) -> Path:
     model.to_empty(device="cpu")
     model.tie_weights()
     load_weights(run / "checkpoints" / name(step), model)
+    tokenizer = find_tokenizer(recipe.data.tokenizer, config.vocab_size)
+    if config.eos_token_id is None:
+        config.eos_token_id = model.generation_config.eos_token_id = end_token(tokenizer)
     out = out or run / "model"
     disable_progress_bar()
     model.save_pretrained(out, training=describe(run, recipe, step, dynamic=config.dynamic))
-    find_tokenizer(recipe.data.tokenizer, config.vocab_size).save_pretrained(out)
+    tokenizer.save_pretrained(out)
     return out
 
 
