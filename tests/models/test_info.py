@@ -190,4 +190,4 @@ def test_saved_models_and_mistakes(tmp_path, capsys):
     assert main(["info", "mamba3-tiny"]) == 2
     printed = capsys.readouterr()
     assert not printed.out
-    assert "dla info: name is not a preset: 'mamba3-tiny'; did you mean mamba2-tiny?" in printed.err
+    assert printed.err == "dla info: no such folder or preset: mamba3-tiny; did you mean 'mamba2-tiny'?\n"
