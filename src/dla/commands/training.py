@@ -3,6 +3,7 @@
 from argparse import REMAINDER, ArgumentParser
 from pathlib import Path
 
+from dla.choices import DTYPES
 from dla.commands import json_option, runs
 
 
@@ -29,6 +30,8 @@ def export(parser: ArgumentParser) -> str:
     parser.add_argument("folder", type=Path, metavar="RUN", help="the folder of a run")
     parser.add_argument("--step", type=int, metavar="N", help="of the checkpoint (the newest)")
     parser.add_argument("--out", type=Path, metavar="DIR", help="where the model goes (into the run)")
+    parser.add_argument("--dtype", choices=DTYPES, help="of the weights (as they were trained)")
+    parser.add_argument("--license", metavar="NAME", help="for the model card, such as apache-2.0")
     runs(parser, "dla.training.export")
     return "dla train export out/first --step 100"
 

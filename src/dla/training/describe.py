@@ -7,6 +7,7 @@ from typing import Any
 from dla.models.card import History
 from dla.report import is_number
 from dla.report.words import how_many
+from dla.training.data.documents import STDLIB
 from dla.training.read_log import read_run
 from dla.training.recipe import Recipe, Source
 
@@ -53,6 +54,8 @@ def _source(source: Source) -> str:
 
 def _name(path: str) -> str:
     """Of an absolute path its end: where it lies on somebody's machine is of no use to others."""
+    if path == STDLIB:
+        return "the sources of Python's standard library"
     return Path(path).name if Path(path).is_absolute() else path
 
 

@@ -2,6 +2,7 @@
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers.utils.logging import disable_progress_bar
@@ -15,12 +16,21 @@ from dla.training.recipe.read import model_config, read_recipe
 from dla.training.record import CorruptError, check, name, steps_in
 
 
-def export(run: Path, out: Path | None = None, step: int | None = None) -> Path:
+def export(
+    run: Path,
+    out: Path | None = None,
+    step: int | None = None,
+    *,
+    dtype: str | None = None,
+    license: str | None = None,
+) -> Path:
     """Save the model of a checkpoint, with its tokenizer and its card; it stops where documents end.
 
     Args:
         out: the folder for it; None: run/model.
         step: of the checkpoint; None: the newest whole one.
+        dtype: of the weights, one of ``choices.DTYPES``; None: as they were trained.
+        license: for the card, by the hub's name for it, such as "apache-2.0"; None: not known.
 
     Raises:
         ValueError: there is no such run or checkpoint, or it cannot be read.
@@ -41,14 +51,16 @@ def export(run: Path, out: Path | None = None, step: int | None = None) -> Path:
         config.eos_token_id = model.generation_config.eos_token_id = end_token(tokenizer)
     out = out or run / "model"
     disable_progress_bar()
-    model.save_pretrained(out, training=describe(run, recipe, step, dynamic=config.dynamic))
+    if dtype is not None:
+        model = model.to(getattr(torch, dtype))
+    model.save_pretrained(out, training=describe(run, recipe, step, dynamic=config.dynamic), license=license)
     tokenizer.save_pretrained(out)
     return out
 
 
-def run(folder: Path, out: Path | None = None, step: int | None = None) -> Found:
+def run(folder: Path, **options: Any) -> Found:
     """`dla train export`: where the model is."""
-    return Found(str(export(folder, out, step)))
+    return Found(str(export(folder, **options)))
 
 
 def _find(checkpoints: Path, step: int | None) -> int:
