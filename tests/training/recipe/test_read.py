@@ -20,7 +20,7 @@ from dla.training.recipe.schema import MODEL, TYPES, typed_tree
 from dla.typed import LARGEST, convert, literal
 
 RECIPES = Path(__file__).parents[3] / "recipes"
-BASES = ["paper/base", "cpu/base"]
+BASES = ["paper/base", "cpu/base", "stdlib/base"]
 NAMES = [str(path.relative_to(RECIPES).with_suffix("")) for path in sorted(RECIPES.rglob("*.toml"))]
 RUNS = [name for name in NAMES if name not in BASES]
 PRESET = '[model]\npreset = "gdn-tiny"\n'
@@ -79,7 +79,7 @@ def test_recipes_of_the_repository(name):
     assert config.max_position_embeddings >= recipe.data.length
     assert recipe.run == f"out/{name}"
     if config.memory == "dynamic":
-        capacity = 30 if name.startswith("paper/") else 16
+        capacity = 16 if name.startswith("cpu/") else 30
         assert (recipe.model["capacity"], recipe.model["tau"], recipe.model["merge"]) == (capacity, 0.6, "density")
 
 
