@@ -2,7 +2,7 @@
 
     python examples/what_the_memory_kept.py [MODEL]
 
-MODEL is a preset (random weights) or the folder of a saved model whose tokens are bytes.
+MODEL is the folder of a saved model or a preset (random weights); without one, the model that comes with the package.
 """
 
 import sys
@@ -13,11 +13,15 @@ import torch
 from dla.inspect.figures import describe
 from dla.inspect.observe import observe
 from dla.models.load import load_model
+from dla.models.shipped import located
+from dla.text import model_tokenizer
 
-model = load_model(sys.argv[1] if len(sys.argv) > 1 else "mamba2-tiny", memory="paper")
-text = Path(__file__).read_bytes()
+name = sys.argv[1] if len(sys.argv) > 1 else "python-3m"
+model = load_model(name, memory="dynamic")
+tokenizer = model_tokenizer(located(name), None, model.config.vocab_size)
+ids = tokenizer.encode(Path(__file__).read_text())
 with torch.no_grad(), observe(model) as seen:
-    model(torch.tensor([list(text)]), use_cache=False, logits_to_keep=1)
+    model(torch.tensor([ids]), use_cache=False, logits_to_keep=1)
 
 for layer, decided in enumerate(seen):
     figures = describe(decided, model.config.head_k_dim, model.config.head_v_dim)
@@ -26,7 +30,8 @@ for layer, decided in enumerate(seen):
         f"at the end, a read costs as much as {figures['W']:.1f} dense states"
     )
 
-print("\nlayer 0, head 0, oldest state first:")
-for start, end in seen[0].spans(0, 0):
-    shown = text[start:end].decode(errors="replace")
+layer, head = len(seen) // 2, 0
+print(f"\nlayer {layer}, head {head}, oldest state first:")
+for start, end in seen[layer].spans(0, head):
+    shown = tokenizer.decode(ids[start:end])
     print(f"  {start:5} … {end:5}  {shown[:50]!r}{' …' if len(shown) > 50 else ''}")

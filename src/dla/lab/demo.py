@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from dla.choices import OWN_MODEL
 from dla.inspect import stream
 from dla.inspect.observe import observe
 from dla.inspect.pictures import draw_memory
@@ -22,7 +23,9 @@ from dla.lab.statistics import TaskSummary, summarise
 from dla.lab.trial import EVALUATION_SEED, Trial
 from dla.lab.verdict import PAPER, RECOMMENDED, closing
 from dla.models import DLAForCausalLM
-from dla.models.load import load_model
+from dla.models.generate import run as generate
+from dla.models.info import cache_bytes
+from dla.models.load import find_config, load_model
 from dla.report import table
 from dla.report.found import Found
 from dla.report.page import Picture, Section, render
@@ -32,10 +35,11 @@ from dla.report.words import bytes_text, few_digits
 GRID = Path(__file__).parent / "grids" / "demo.toml"
 CORE_MINUTES, CORES = 2.5, 2  # that the training takes on a server's core, and the cores that it can use
 LOOKED_AT = 32  # sequences
+PROMPT = "def read_lines("
 PARTS = {"partition": "cut", "states": "states", "at changes": "at changes", "max": "largest", "bound": "bound"}
 
 BEFORE = """\
-Two parts, {duration}. Everything goes to {out}.
+Three parts, {duration}. Everything goes to {out}.
 
 1. The operator alone, on a stream of {length} tokens whose content changes at {segments} known places. A token that
    does not fit the current state opens a new one; with {capacity} states alive, two neighbours are merged first.
@@ -58,9 +62,16 @@ AFTER = """
 
 {closing}
 
+3. {name}, the model that comes with the package, is asked to go on from `{prompt}`:
+
+{written}
+
+   (at random, seed 0; {bytes} of memory for {tokens} tokens, and no more than {most} for any number of them)
+
 The page {page} has plots and a picture of the states (dla demo --open shows it). Next:
-  dla inspect stream    the first part with more figures
-  dla lab run GRID      experiments of your own, on several seeds (docs/lab.md)"""
+  dla generate --prompt TEXT    Python by the same model, or text by yours
+  dla inspect stream            the first part with more figures
+  dla lab run GRID              experiments of your own, on several seeds (docs/lab.md)"""
 
 
 def run(out: Path, *, steps: int | None = None, show: bool = False) -> Found:
@@ -101,7 +112,8 @@ def run(out: Path, *, steps: int | None = None, show: bool = False) -> Found:
         }
         for name, one in rows.items()
     ]
-    text = AFTER.format(table=table(lines), closing="\n\n".join(textwrap.fill(each, 118) for each in words), page=page)
+    told = "\n\n".join(textwrap.fill(each, 118) for each in words)
+    text = AFTER.format(table=table(lines), closing=told, page=page, **_written())
     figures = {"stream": looked, "recall": lines, "kept": {label: asdict(one) for label, one in found.items()}}
     return Found(text, figures, notes=notes)
 
@@ -109,6 +121,20 @@ def run(out: Path, *, steps: int | None = None, show: bool = False) -> Found:
 def _duration() -> str:
     cores = min(os.cpu_count() or 1, CORES)
     return f"of a few seconds and of about {CORE_MINUTES / cores:.1f} minutes on this machine's {os.cpu_count()} cores"
+
+
+def _written() -> dict[str, Any]:
+    """What the package's own model makes of a prompt."""
+    made = generate(OWN_MODEL, prompt=PROMPT, max_new_tokens=64, temperature=0.5, seed=0, device="cpu").figures
+    most = cache_bytes(find_config(OWN_MODEL), context=10**6, dtype=torch.float32)["total"]
+    return {
+        "name": OWN_MODEL,
+        "prompt": PROMPT,
+        "written": textwrap.indent(PROMPT + made["text"], "   | ", lambda line: True),
+        "bytes": bytes_text(made["state_bytes"]),
+        "tokens": made["cached_tokens"],
+        "most": bytes_text(most),
+    }
 
 
 def _sizes(trial: Trial) -> dict[str, Any]:
