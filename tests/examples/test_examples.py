@@ -16,7 +16,7 @@ SAID = {
     "own_merge_rule.py": ["sizes of states by our rule", "and a gradient of norm"],
     "one_context_many_questions.py": ["read 8192 tokens", "b'return ' -> b'"],
     "convert_and_train.py": ["largest difference of the logits before training", "step 19: loss"],
-    "what_the_memory_kept.py": ["of the tokens opened a state", "layer 0, head 0, oldest state first"],
+    "what_the_memory_kept.py": ["of the tokens opened a state", "layer 3, head 0, oldest state first"],
 }
 
 
