@@ -169,6 +169,7 @@ def start(*arguments, **options):
     """`dla` in a process group of its own, as in a terminal."""
     command = [sys.executable, "-c", READY, *map(str, arguments)]
     made = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "start_new_session": True}
+    made["preexec_fn"] = lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)  # shells ignore it in the background
     return subprocess.Popen(command, env={**os.environ, "OMP_NUM_THREADS": "1"}, **{**made, **options})
 
 

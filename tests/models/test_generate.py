@@ -130,7 +130,7 @@ def test_long_prompts_from_files_and_stdin(folder, tmp_path, capsys, monkeypatch
     (tmp_path / "prompt").write_bytes(data)
     from_file = figures_of(capsys, folder, prompt=None, file=tmp_path / "prompt", prefill_chunk=64)
     assert from_file["prompt_tokens"] == len(data)
-    monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(data)))
+    monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(data), isatty=lambda: False))
     assert figures_of(capsys, folder, prompt=None, prefill_chunk=64)["token_ids"] == from_file["token_ids"]
 
 
