@@ -423,7 +423,7 @@ def test_what_others_do_not_have(to: str, options: dict[str, Any], said: str) ->
         ({"memory": "infinite"}, "memory must be one of"),
         ({"to": "transformers", "memory": "dynamic"}, 'memory="dynamic" needs to="dla"'),
         ({"capacity": 4}, "need memory="),
-        ({"memory": "recomended"}, "'paper', 'paper_equation', 'recommended', got 'recomended'; did you mean 'recommended'"),
+        ({"memory": "recomended"}, "'paper_equation', 'recommended', got 'recomended'; did you mean 'recommended'"),
         ({"memory": "dynamic", "norm_eps": 1.0}, "norm_eps cannot be given"),
         ({"memory": "dynamic", "slot_bias": False}, "slot_bias cannot be given"),
         ({"memory": "dynamic", "capacity": 1}, "capacity must be"),
