@@ -10,7 +10,7 @@ def test_demo(tmp_path, capsys):
     text = capsys.readouterr().out
     for label in ("single state", "Log-Linear", "the paper's rules", "recommended", "as large"):
         assert label in text
-    assert text.index("minutes") < text.index("single state")  # how long it takes is said before
+    assert text.index("minute") < text.index("single state")  # how long it takes is said before
     assert "at changes" in text and "By the paper's own rules" in text and "What was kept" in text
     page = (tmp_path / "index.html").read_text()
     assert page.count("data:image/png") >= 3 and "What is kept of a stream" in page

@@ -1,4 +1,4 @@
-"""`dla demo`: what the operator keeps of a stream, and how four memories learn to recall, on this machine."""
+"""`dla demo`: what the operator keeps of a stream, how memories learn to recall, and a model that writes."""
 
 import os
 import textwrap
@@ -33,14 +33,15 @@ from dla.report.plots import NO_PICTURE, styles
 from dla.report.words import bytes_text, few_digits
 
 GRID = Path(__file__).parent / "grids" / "demo.toml"
-CORE_MINUTES, CORES = 2.5, 2  # that the training takes on a server's core, and the cores that it can use
+CORE_MINUTES, CORES = 2.0, 2  # that all of it takes on a server's core, and the cores that it can use
 LOOKED_AT = 32  # sequences
 PROMPT = "def read_lines("
 PARTS = {"partition": "cut", "states": "states", "at changes": "at changes", "max": "largest", "bound": "bound"}
 
 BEFORE = """\
-Three parts, {duration}. Everything goes to {out}.
-
+Three parts, in all about {minutes:.0f} minute(s) on this machine's {cores} cores. Everything goes to {out}.
+"""
+LOOK = """\
 1. The operator alone, on a stream of {length} tokens whose content changes at {segments} known places. A token that
    does not fit the current state opens a new one; with {capacity} states alive, two neighbours are merged first.
    What is left?
@@ -74,14 +75,19 @@ The page {page} has plots and a picture of the states (dla demo --open shows it)
   dla lab run GRID              experiments of your own, on several seeds (docs/lab.md)"""
 
 
+DIVERGED = "A run diverged, so that there is little to compare: the table says which."
+
+
 def run(out: Path, *, steps: int | None = None, show: bool = False) -> Found:
     """Look, train, compare, explain. A page and the results go to the folder ``out``; ``show``: open the page."""
     grid = read_grid(GRID)
     if steps is not None:
         trials = tuple(replace(trial, training=replace(trial.training, steps=steps)) for trial in grid.trials)
         grid = Grid(grid.name, trials)
+    cores = os.cpu_count() or 1
+    print(BEFORE.format(minutes=CORE_MINUTES / min(cores, CORES), cores=cores, out=out), flush=True)
     looked = stream.run(out).figures
-    print(BEFORE.format(duration=_duration(), out=out, capacity=looked["capacity"], **looked["stream"]), flush=True)
+    print(LOOK.format(capacity=looked["capacity"], **looked["stream"]), flush=True)
     cuts = [{title: row[name] for name, title in PARTS.items()} for row in looked["partitions"]]
     print(KEPT.format(table=table(cuts), **_sizes(grid.trials[0])), flush=True)
 
@@ -91,7 +97,7 @@ def run(out: Path, *, steps: int | None = None, show: bool = False) -> Found:
     rows = {one.name: one for one in task.rows}
     accuracy = {name: one.accuracy.mean for name, one in rows.items() if one.accuracy}
     held = {name: one.figures["state_bytes"] or 0.0 for name, one in rows.items()}
-    words = closing(accuracy, held, found)
+    words = closing(accuracy, held, found) if len(accuracy) == len(rows) else [DIVERGED]
 
     notes: list[str] = []
     pictures: dict[str, list[Picture]] = {"stream": [], "task": []}
@@ -116,11 +122,6 @@ def run(out: Path, *, steps: int | None = None, show: bool = False) -> Found:
     text = AFTER.format(table=table(lines), closing=told, page=page, **_written())
     figures = {"stream": looked, "recall": lines, "kept": {label: asdict(one) for label, one in found.items()}}
     return Found(text, figures, notes=notes)
-
-
-def _duration() -> str:
-    cores = min(os.cpu_count() or 1, CORES)
-    return f"of a few seconds and of about {CORE_MINUTES / cores:.1f} minutes on this machine's {os.cpu_count()} cores"
 
 
 def _written() -> dict[str, Any]:
