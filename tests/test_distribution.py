@@ -118,7 +118,7 @@ def test_metadata(plain):
     about = email.message_from_bytes(contents(plain)[f"{INFO}/METADATA"])
     assert about["Version"] == dla.__version__ and about["License-Expression"] == "Apache-2.0"
     assert about["Description-Content-Type"] == "text/markdown"
-    assert set(about.get_all("Provides-Extra")) == {"models", "train", "eval", "plot", "docs", "dev"}
+    assert set(about.get_all("Provides-Extra")) == {"models", "train", "eval", "plot", "gpu", "docs", "dev"}
 
 
 @pytest.mark.slow

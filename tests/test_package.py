@@ -28,7 +28,7 @@ def test_a_checkout_that_was_never_installed_knows_its_version():
 
 def test_whatever_is_imported_is_asked_for():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    for_users = [project["optional-dependencies"][extra] for extra in ("models", "train", "eval", "plot")]
+    for_users = [project["optional-dependencies"][extra] for extra in ("models", "train", "eval", "plot", "gpu")]
     asked = {re.match(r"[\w-]+", line)[0].replace("-", "_") for line in sum(for_users, project["dependencies"])}
     asked |= {"tokenizers", "huggingface_hub"}  # transformers brings them
     imported = {name.split(".")[0] for name in imports(PACKAGE)} - set(sys.stdlib_module_names) - {"dla"}
