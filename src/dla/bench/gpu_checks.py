@@ -7,18 +7,18 @@ reference's decisions, for rounding may turn one that is near its threshold; and
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import product
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from torch import Tensor
 
-from dla.choices import MEMORIES
 from dla.inspect.streams import correlated
 from dla.ops import dynamic_linear_attention, linear_attention, log_linear_attention, segment
 from dla.ops.backends import Stage, record
 from dla.ops.problem import MemoryKind
 from dla.ops.rules import SCORES, SLOT_ORDERS, Score, SlotOrder
 
+MEMORIES: tuple[MemoryKind, ...] = get_args(MemoryKind)
 OPERATORS: dict[str, Callable[..., Any]] = {
     "single": linear_attention,
     "log_linear": log_linear_attention,

@@ -20,6 +20,7 @@ from dla.ops.problem import Problem
 from dla.ops.state import DynamicState, LogLinearState, State
 
 MOST_STATES = 64  # of a head: they are looked at side by side
+WIDE = 128  # keys; twice as wide ones get twice the warps
 
 
 def unable(problem: Problem) -> str | None:
@@ -90,7 +91,7 @@ class Decoder:
             kernel,
             (self.sequences * self.heads, tiles),
             arguments | {"BK": self.BK, "BV": BV},
-            warps=chosen["warps"],
+            warps=chosen["warps"] * max(1, self.BK // WIDE),
             stages=chosen["stages"],
         )
 

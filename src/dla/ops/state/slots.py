@@ -34,9 +34,20 @@ class Slots:
     length: Tensor  # [N] int64
 
     @classmethod
+    def empty(cls, shape: Shape, K: int, routed: bool, dtype: torch.dtype, device: torch.device | str) -> Self:
+        """Of sequences that have seen nothing."""
+        N, H, dk, dv = shape
+        matrices = torch.zeros(N, H, K, dk, dv, dtype=dtype, device=device)
+        return cls._around(matrices, Spans.empty(shape, K, routed, dtype, device))
+
+    @classmethod
     def of(cls, spans: Spans) -> Self:
         """The same states; what spans and slots hold alike is shared."""
-        matrices, K = spans.dense(), spans.count.shape[2]
+        return cls._around(spans.dense(), spans)
+
+    @classmethod
+    def _around(cls, matrices: Tensor, spans: Spans) -> Self:
+        K = spans.count.shape[2]
         order = torch.arange(K, dtype=torch.int32, device=matrices.device).expand(spans.count.shape).contiguous()
         keys = None if spans.key_sums is None else spans.key_sums.contiguous()
         factor = matrices.new_ones(spans.count.shape)
