@@ -2,7 +2,7 @@
 
     python benchmarks/gpu_costs.py [--document docs/gpu.md]
 
-Nothing here is measured. A stage's work is counted (products of tiles, bytes, launches, steps that wait for each other),
+Nothing here is measured. A stage's work is counted (products of tiles, bytes, launches, steps that wait for others),
 and its time is the largest of what arithmetic, memory and waiting take, at a share of what a data sheet promises.
 """
 
@@ -136,7 +136,7 @@ class Layer:
 
 
 def candidates(layer: Layer, stage: str = "candidates") -> Work:
-    """Two Gram products a chunk and head, and suffix sums as a product; with delta steps an inverse and its products."""
+    """Two Gram products a chunk and head, and suffix sums as a product; with delta steps an inverse too."""
     s, squares = layer.shape, CHUNK * CHUNK
     cubes = 10 if s.beta else 1  # the inverse by doubling is six
     return Work(

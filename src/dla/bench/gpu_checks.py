@@ -4,8 +4,10 @@ The reference runs in float64 on the CPU. Decisions are compared by themselves; 
 reference's decisions, for rounding may turn one that is near its threshold; and a decoding step makes its own.
 """
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+import json
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
 from itertools import product
 from typing import Any, get_args
 
@@ -65,6 +67,10 @@ class Sizes:
     prompt: int = 12  # tokens before the first one that is decoded
 
 
+ON_A_GPU = Sizes(batch=2, length=200, heads=4, key_heads=2, dk=48, dv=80, width=6, capacity=8, prompt=150)
+INTERPRETED = Sizes(batch=1, length=24)
+
+
 @dataclass(frozen=True)
 class Outcome:
     """Of one check. ``error``: the largest difference, as a part of the largest output, or of decisions that differ."""
@@ -78,6 +84,20 @@ class Outcome:
     @property
     def holds(self) -> bool:
         return bool(self.refused) or (self.error is not None and self.error <= self.bound)
+
+    def figures(self) -> dict[str, Any]:
+        """For JSON, which has no infinite numbers."""
+        error = None if self.error is None else min(self.error, sys.float_info.max)
+        return {**asdict(self), "error": error}
+
+    @classmethod
+    def of(cls, figures: dict[str, Any]) -> "Outcome":
+        """The one that ``figures`` are of."""
+        return cls(**{**figures, "case": Case(**figures["case"])})
+
+    def row(self) -> dict[str, Any]:
+        """Of a table."""
+        return {"stage": self.stage, "case": str(self.case), "error": self.error, "allowed": self.bound}
 
 
 def cases() -> Iterator[Case]:
@@ -154,8 +174,8 @@ def decoded(
         for t in range(sizes.prompt, sizes.length):
             now = tokens(given, t, t + 1)
             found.append(call(case, now, sizes, initial_state=state, inplace=True, backend=backend)[0])
-    except ValueError as refusal:
-        return Outcome("decode", case, refused=str(refusal))
+    except ValueError as error:
+        return refused("decode", case, backend, error)
     return Outcome("decode", case, difference(torch.cat(found, 1), expected[:, sizes.prompt :]), WORST[dtype])
 
 
@@ -172,9 +192,16 @@ def attended(
     expected, _ = call(case, exact, sizes, backend="reference", **here)
     try:
         found, _ = call(case, given, sizes, backend=backend, **there)
-    except ValueError as refusal:
-        return Outcome("attend", case, refused=str(refusal))
+    except ValueError as error:
+        return refused("attend", case, backend, error)
     return Outcome("attend", case, difference(found, expected), WORST[dtype])
+
+
+def refused(stage: Stage, case: Case, backend: str, error: ValueError) -> Outcome:
+    """What a backend says to a case that it does not run; any other error is one."""
+    if not str(error).startswith(f"backend={backend!r} cannot {stage}"):
+        raise error
+    return Outcome(stage, case, refused=str(error))
 
 
 def decided(
@@ -205,3 +232,21 @@ def difference(found: Tensor, expected: Tensor) -> float:
 
 
 CHECKS: dict[Stage, Callable[..., Outcome]] = {"decide": decided, "attend": attended, "decode": decoded}
+
+
+def outcomes(
+    sizes: Sizes, device: str, dtype: torch.dtype = torch.float32, of: Sequence[Case] | None = None
+) -> Iterator[Outcome]:
+    """Every stage of every case, in Triton."""
+    for case, stage in product(list(cases()) if of is None else of, CHECKS):
+        if stage != "decide" or case.memory == "dynamic":
+            yield CHECKS[stage](case, sizes, "triton", device, dtype)
+
+
+def main() -> None:
+    """A few cases on the CPU, as JSON: for a process that interprets kernels."""
+    print(json.dumps([x.figures() for x in outcomes(INTERPRETED, "cpu", of=few_cases())]))
+
+
+if __name__ == "__main__":
+    main()

@@ -44,7 +44,7 @@ REGISTERS, WARP, MOST_WARPS, MOST_PROGRAMS = (
     32,
     64,
     32,
-)  # of a multiprocessor, of all architectures from sm_80 on
+)  # of a multiprocessor, from sm_80 on
 SHARED = {80: 164, 86: 100, 89: 100, 90: 228}  # KB of a multiprocessor, by architecture
 RESERVED = 1024  # bytes of shared memory that the system takes of every program
 
@@ -71,7 +71,7 @@ def source(launch: Launch) -> ASTSource:
     constants: dict[str, Any] = {}
     attributes: dict[tuple[int, ...], list[list[Any]]] = {}
     for i, parameter in enumerate(launch.kernel.params):
-        value = launch.arguments[parameter.name] if parameter.name in launch.arguments else parameter.default
+        value = launch.arguments.get(parameter.name, parameter.default)
         plain = type(value) is int and not parameter.do_not_specialize
         if parameter.is_constexpr or value is None or (plain and value == 1):
             signature[parameter.name], constants[parameter.name] = "constexpr", value

@@ -5,6 +5,8 @@ file, and for a kernel that it does not have, the table holds.
 """
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -32,9 +34,22 @@ TRIED: dict[str, tuple[Config, ...]] = {
 }
 
 
+_tried: dict[str, Config] = {}  # what is being tried at the moment
+
+
 def config(kernel: str) -> Config:
     """``warps``, ``stages`` and tile sizes of a kernel."""
-    return {**TABLE[kernel], **tuned(device_name()).get(kernel, {})}
+    return _tried.get(kernel) or {**TABLE[kernel], **tuned(device_name()).get(kernel, {})}
+
+
+@contextmanager
+def using(kernel: str, chosen: Config) -> Iterator[None]:
+    """Launch a kernel by the table but for what is chosen, as long as this lasts."""
+    _tried[kernel] = {**TABLE[kernel], **chosen}
+    try:
+        yield
+    finally:
+        del _tried[kernel]
 
 
 def device_name() -> str:
