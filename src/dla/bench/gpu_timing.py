@@ -121,6 +121,7 @@ def timed(name: str, call: Call, rounds: int, clock: Clock = now) -> Figures:
     """One row: the time, and who ran what; or why not."""
     try:
         with torch.no_grad():
+            call()  # the first one makes what the others need
             with backends.record() as ran:
                 call()
             taken = seconds(call, rounds, clock)
