@@ -52,6 +52,24 @@ def test_what_a_kernel_is_told() -> None:
     assert {"q", "matrices", "H", "dk", "dv", "GROUP"} <= divided and not {"K", "scale", "BK"} & divided
 
 
+@pytest.mark.parametrize("shape", [*PAPER, replace(PAPER[0], heads=1, dk=20, dv=17)], ids=lambda shape: str(shape.dk))
+def test_it_is_what_the_runtime_would_say(shape: Shape) -> None:
+    """By Triton's own functions, which have other names in other versions."""
+    jit = pytest.importorskip("triton.runtime.jit")
+    make_backend, target = pytest.importorskip("triton.compiler").make_backend, ahead.GPUTarget("cuda", 80, 32)
+    if not hasattr(jit, "create_function_from_signature"):
+        pytest.skip("this version of Triton has no such function")
+    backend = make_backend(target)
+    for each in launched(shape):
+        kernel, options = each.launch.kernel, {"num_warps": each.launch.warps}
+        bind = jit.create_function_from_signature(kernel.signature, kernel.params, backend)
+        bound, specialization, rest = bind(**each.launch.arguments, **options)
+        _, signature, constants, attributes = kernel._pack_args(backend, options, bound, specialization, rest)
+        made = source(each.launch)
+        assert made.signature == signature and made.constants == constants
+        assert made.attrs == {place: found for place, found in attributes.items() if found}
+
+
 def test_ones_become_constants_unless_they_may_change() -> None:
     one = replace(PAPER[0], heads=1)
     assert source(of(one, "step_states")).signature["GROUP"] == "constexpr"
@@ -68,7 +86,7 @@ def test_a_slice_is_not_aligned() -> None:
 
 
 def test_types() -> None:
-    assert type_of(2**31) == "i64" and type_of(-(2**31)) == "i32" and type_of(True) == "i1" and type_of(0.5) == "fp32"
+    assert type_of(2**31) == "i64" and type_of(-(2**31)) == "i32" and type_of(True) == "u1" and type_of(0.5) == "fp32"
     with pytest.raises(ValueError, match="tensors and numbers, got str"):
         type_of("x")
 

@@ -36,7 +36,7 @@ TYPES = {
     torch.int16: "i16",
     torch.int32: "i32",
     torch.int64: "i64",
-    torch.bool: "i1",
+    torch.bool: "u1",
 }
 ALIGNED = 16  # bytes of pointers, and what integers are divided by
 REGISTERS, WARP, MOST_WARPS, MOST_PROGRAMS = (
@@ -88,7 +88,7 @@ def type_of(value: Any) -> str:
     if isinstance(value, Tensor):
         return f"*{TYPES[value.dtype]}"
     if isinstance(value, bool):
-        return "i1"
+        return "u1"
     if isinstance(value, int):
         return "i32" if -(2**31) <= value < 2**31 else "i64"
     if isinstance(value, float):
@@ -101,7 +101,7 @@ def resources(launch: Launch, architecture: int = 80, folder: Path | None = None
     if interpreting():
         raise ValueError("TRITON_INTERPRET=1 leaves nothing to compile: run this without it")
     made = source(launch)
-    options = {"num_warps": launch.warps, "num_stages": launch.stages}
+    options = {"num_warps": launch.warps, "num_stages": launch.stages, "maxnreg": launch.registers}
     key = hashlib.sha256(repr((triton.__version__, made.hash(), architecture, options)).encode()).hexdigest()
     place = (folder or cache()) / f"{key}.json"
     if place.exists():

@@ -3,7 +3,7 @@
 import importlib
 import importlib.util
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, get_args
 
 import torch
@@ -16,7 +16,6 @@ from dla.ops.state import DynamicState, LinearState, LogLinearState, State
 from dla.ops.state.slots import Slots
 
 MEMORIES: tuple[MemoryKind, ...] = get_args(MemoryKind)
-PREFILL = ("decide", "attend")
 
 
 @dataclass(frozen=True)
@@ -62,28 +61,30 @@ def stages(shape: Shape, memory: MemoryKind, routed: bool) -> Iterator[tuple[str
     """The launches of every stage that there is, and that can run this."""
     prefill = problem(shape, memory, shape.length, None, routed)
     decided: Any = None
-    for stage in PREFILL if memory == "dynamic" else PREFILL[1:]:
-        module = stage_module(stage)
-        if module is None or module.unable(prefill) is not None:
-            continue
+    if memory == "dynamic" and (decide := able("decide", prefill)):
         with launches() as seen:
-            if stage == "decide":
-                decided = module.decide(prefill)
-            elif memory != "dynamic" or decided is not None:
-                module.attend(prefill, decided)
-        yield stage, seen
+            decided = decide.decide(prefill)
+        yield "decide", seen
+    if (attend := able("attend", prefill)) and (memory != "dynamic" or decided is not None):
+        with launches() as seen:
+            try:
+                attend.attend(prefill, decided)
+            except NotImplementedError:  # how large a final state is may depend on numbers
+                seen.clear()
+                attend.attend(replace(prefill, wants_state=False), decided)
+        yield "attend", seen
     step = problem(shape, memory, 1, empty_state(shape, memory, routed), routed)
-    module = stage_module("decode")
-    if module is not None and module.unable(step) is None:
+    if decode := able("decode", step):
         with launches() as seen:
-            module.decode(step)
+            decode.decode(step)
         yield "decode", seen
 
 
-def stage_module(stage: str) -> Any:
-    """The file of a stage in Triton, if there is one."""
+def able(stage: str, asked: Problem) -> Any:
+    """The module of a stage in Triton, if there is one and it can run this."""
     name = f"dla.ops.gpu.{stage}"
-    return None if importlib.util.find_spec(name) is None else importlib.import_module(name)
+    module = None if importlib.util.find_spec(name) is None else importlib.import_module(name)
+    return module if module is not None and module.unable(asked) is None else None
 
 
 def problem(shape: Shape, memory: MemoryKind, length: int, state: State | None, routed: bool) -> Problem:
