@@ -7,7 +7,7 @@ STAMP := $(VENV)/.installed
 SOURCES := pyproject.toml constraints.txt setup.py $(wildcard src/dla/ops/cpu/*.cpp src/dla/ops/cpu/*.h)
 ONE_THREAD := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
 
-.PHONY: install demo test test-all lint format bench docs fuzz sanitize study clean
+.PHONY: install demo test test-all lint format bench gpu-resources docs fuzz sanitize study clean
 
 install: $(STAMP)
 
@@ -42,6 +42,11 @@ docs: $(STAMP)
 
 bench: $(STAMP)
 	$(PY) -m dla bench figures --out benchmarks/figures.json
+
+# What the Triton kernels take of an A100 and an H100, compiled ahead of time, and what they should take: docs/gpu.md.
+gpu-resources: $(STAMP)
+	$(PY) benchmarks/gpu_resources.py
+	$(PY) benchmarks/gpu_costs.py
 
 # The final tables of docs/study.md from new runs, in out/study/study.md: hours on two cores, goes on where it was ended.
 STUDY := recall pairs longer needle ablation backbones $(if $(DLA_DATA),text text_mamba2)

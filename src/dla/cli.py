@@ -40,6 +40,7 @@ COMMANDS = {
     "bench decoding": ("bench.decoding", "time and memory of a token far into a context"),
     "bench step": ("bench.step", "a training step of small models, beside another checkout's"),
     "bench loop": ("bench.loop", "tokens per second of `dla train` against a bare loop, and of its loader"),
+    "bench gpu": ("bench.gpu", "whether the Triton kernels are right here, and how fast; two proofs without a GPU"),
     "bench eval": ("bench.evaluation", "the lm-eval adapter against lm-eval's own, on the same model"),
 }
 GROUPS = {  # of commands that have two words, what the first one is for, and an example

@@ -84,6 +84,15 @@ def evaluation(parser: ArgumentParser) -> str:
     return "dla bench eval --requests 16"
 
 
+def gpu(parser: ArgumentParser) -> str:
+    parser.add_argument("--tune", action="store_true", help="try a few tile sizes for each kernel and keep the fastest")
+    parser.add_argument("--no-efficiency", dest="efficiency", action="store_false", help="leave the paper's figure out")
+    parser.add_argument("--rounds", type=int, default=20, help="to take medians of (%(default)s)")
+    parser.add_argument("--length", type=int, default=16384, metavar="T", help="tokens of a prefill (%(default)s)")
+    _figures(parser, "dla.bench.gpu")
+    return "dla bench gpu --tune"
+
+
 def _figures(
     parser: ArgumentParser, module: str, name: str = "FILE", about: str = "write the figures as JSON there"
 ) -> None:

@@ -15,3 +15,21 @@ def product(a, b, PRECISION: tl.constexpr):
     if UPCAST:
         a, b = a.to(tl.float32), b.to(tl.float32)
     return tl.dot(a, b, input_precision=PRECISION)
+
+
+@triton.jit
+def numbers(x, row, index, size):
+    """Row ``row`` of x [.., size] at ``index``, in float32; zero from ``size`` on."""
+    return tl.load(x + row * size + index, mask=index < size, other=0.0).to(tl.float32)
+
+
+@triton.jit
+def columns(number, rows, cols, dk, dv):
+    """Where rows and columns of matrix ``number`` (int64) are, in matrices [.., dk, dv]: [rows, cols]."""
+    return number * dk * dv + rows[:, None] * dv + cols[None, :]
+
+
+@triton.jit
+def moved(S, k, beta):
+    """S [dk, columns] after the delta rule's transition: S - beta k (k^T S)."""
+    return S - (beta * k)[:, None] * tl.sum(k[:, None] * S, 0)[None, :]

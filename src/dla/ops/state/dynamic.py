@@ -1,7 +1,8 @@
 """The dynamic memory's state, as a value.
 
 How its states are held is the business of ``spans.py`` (as matrices and loose tokens, with a capacity) and of
-``tokens.py`` (as tokens, without one). Both know the same operations, which the stages use as ``state.held``:
+``tokens.py`` (as tokens, without one). Both know the same operations, which the stages use as ``state.held``; between
+decoding steps on a GPU it is ``slots.py``'s (as matrices alone), which become spans when somebody asks:
 
     current()                    the newest state [N, H, dk, dv], zero where there is none
     move(k, g, beta)             the transition of every state, in place: k [N, H, dk], g, beta [N, H]
@@ -12,7 +13,7 @@ How its states are held is the business of ``spans.py`` (as matrices and loose t
     carried(place, rows)         matrices and key sums [N, H, rows, ...], state i in row place[n, h, i]
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Self
 
 import torch
@@ -20,6 +21,7 @@ from torch import Tensor
 
 from dla.ops.state.base import Shape, State
 from dla.ops.state.old_files import is_old, read_old
+from dla.ops.state.slots import Slots
 from dla.ops.state.spans import Spans
 from dla.ops.state.tokens import Tokens
 
@@ -31,16 +33,26 @@ class DynamicState(State):
     growing = Tokens.growing
     content = ("matrices", "coefficient", "keys", "values", "raw_keys", "newest")  # of either way to hold it
 
-    def __init__(self, held: Spans | Tokens, capacity: int | None) -> None:
+    def __init__(self, held: Spans | Tokens | Slots, capacity: int | None) -> None:
         self.kept, self.capacity = held, capacity
 
     @property
     def held(self) -> Spans | Tokens:
         """What it holds, by its tensors. (``kept`` is the same, but compiled decoding steps may have left a part of
-        their work for later, which matrices and keys of tokens do not show yet.)
+        their work for later, which matrices and keys of tokens do not show yet, and those of a GPU hold it as slots.)
         """
-        if isinstance(self.kept, Spans):
+        if isinstance(self.kept, Slots):
+            self.kept = self.kept.spans()
+        elif isinstance(self.kept, Spans):
             self.kept.settle()
+        return self.kept
+
+    @property
+    def slots(self) -> Slots:
+        """The same, as decoding steps on a GPU work on it; for states with a capacity."""
+        if not isinstance(self.kept, Slots):
+            assert isinstance(self.held, Spans)
+            self.kept = Slots.of(self.held)
         return self.kept
 
     # --- making one
@@ -80,10 +92,16 @@ class DynamicState(State):
     def _sized(self) -> dict[str, Tensor]:
         return {name: x for name, x in vars(self.kept).items() if isinstance(x, Tensor)}
 
+    def _map(self, fn: Callable[[Tensor], Tensor]) -> Self:
+        if isinstance(self.kept, Slots):
+            return type(self)(self.kept.mapped(fn), self.capacity)
+        return super()._map(fn)
+
     def select(self, batch_indices: Tensor | Sequence[int]) -> Self:
-        if isinstance(self.held, Tokens):
+        if isinstance(self.kept, Tokens | Slots):
             return super().select(batch_indices)
         index = torch.as_tensor(batch_indices, dtype=torch.int64, device=self.device)
+        assert isinstance(self.held, Spans)
         return type(self)(self.held.selected(index), self.capacity)
 
     @classmethod
@@ -143,7 +161,7 @@ class DynamicState(State):
     @property
     def state_dtype(self) -> torch.dtype:
         """What matrices and tokens are held in."""
-        return self.kept.matrices.dtype if isinstance(self.kept, Spans) else self.kept.dtype
+        return self.kept.dtype if isinstance(self.kept, Tokens) else self.kept.matrices.dtype
 
     def stored_in(self, dtype: torch.dtype) -> "DynamicState":
         """The same state held in another dtype; itself if nothing changes."""

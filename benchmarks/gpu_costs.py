@@ -1,0 +1,310 @@
+"""What one layer should cost on a GPU, stage by stage, from its sizes alone: the cost model of docs/gpu.md.
+
+    python benchmarks/gpu_costs.py [--document docs/gpu.md]
+
+Nothing here is measured. A stage's work is counted (products of tiles, bytes, launches, steps that wait for others),
+and its time is the largest of what arithmetic, memory and waiting take, at a share of what a data sheet promises.
+"""
+
+import argparse
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from dla.ops.gpu.shapes import PAPER, Shape
+from dla.ops.gpu.tiles import CHUNK
+from dla.report.marked import fill, markdown
+
+TENSOR, ALU, HBM, L2 = 0.5, 0.5, 0.8, 0.6  # shares of the data sheet that a kernel is assumed to reach
+LAUNCH = 3e-6  # seconds from one kernel of a stream to the next
+WAIT = 1500  # cycles of a step over chunks beside its products: loads, reductions, barriers
+EXCHANGE = 3000  # cycles for programs to tell each other 64 numbers through L2
+MERGE = 180  # cycles of a step over boundaries, one warp: two reductions, a shift, a store
+
+
+@dataclass(frozen=True)
+class Gpu:
+    name: str
+    half: float  # FLOP/s of tensor cores, bf16
+    tf32: float
+    single: float  # FLOP/s of float32 outside of tensor cores
+    hbm: float  # bytes/s
+    l2: float
+    sms: int
+    clock: float  # cycles/s
+
+
+GPUS = (
+    Gpu("A100", 312e12, 156e12, 19.5e12, 1.55e12, 5e12, 108, 1.41e9),
+    Gpu("H100", 989e12, 495e12, 67e12, 3.35e12, 7e12, 132, 1.7e9),
+)
+
+
+@dataclass(frozen=True)
+class Content:
+    """What the tokens of a stream lead to, at T = 16384 and K = 30."""
+
+    name: str
+    rate: float  # of boundaries
+    runs: float  # of whole chunks, read as differences of prefixes, per chunk of queries
+    tiles: float  # of tokens, read as tokens, per chunk of queries
+
+
+DYNAMIC = (
+    Content("every token a boundary", 1.0, 7, 6),
+    Content("correlated", 0.1, 8, 7),
+    Content("slow drift", 0.1, 28, 27),
+)
+
+
+DECIDING = 5  # of the dynamic memory's stages, the first ones
+
+
+@dataclass(frozen=True)
+class Work:
+    """Of one stage of a layer."""
+
+    stage: str
+    half: float = 0.0  # FLOP of products of halves
+    tf32: float = 0.0  # of products of float32, on tensor cores; three products each where exactness matters
+    single: float = 0.0  # of everything else
+    hbm: float = 0.0  # bytes
+    l2: float = 0.0
+    launches: int = 1
+    programs: float = 1e9  # that there are; what fewer than SMs do is not done by all of them
+    steps: float = 0.0  # that wait for each other
+    cycles: float = 0.0  # of each, beside its products
+
+    def seconds(self, gpu: Gpu) -> dict[str, float]:
+        """What would take how long, were it alone."""
+        share = min(1.0, self.programs / gpu.sms)
+        tensor = (self.half / gpu.half + self.tf32 / gpu.tf32) / TENSOR
+        products = (tensor + self.single / (gpu.single * ALU)) / share
+        waiting = self.steps * self.cycles / gpu.clock
+        memory = {"HBM": self.hbm / (gpu.hbm * HBM), "L2": self.l2 / (gpu.l2 * L2)}
+        if self.steps:  # a step's products follow its loads
+            return {"steps": waiting + products, **memory}
+        return {"products": products, **memory}
+
+    def expected(self, gpu: Gpu) -> tuple[float, str]:
+        """Seconds, and what bounds them."""
+        by = self.seconds(gpu)
+        bound = max(by, key=lambda name: by[name])
+        launching = self.launches * LAUNCH
+        return (by[bound] + launching, bound if by[bound] > launching else "launches")
+
+
+def product(rows: float, inner: float, columns: float) -> float:
+    """FLOP of a product of matrices."""
+    return 2 * rows * inner * columns
+
+
+@dataclass(frozen=True)
+class Layer:
+    """Numbers that every stage needs."""
+
+    shape: Shape
+
+    @property
+    def chunks(self) -> int:
+        return self.shape.length // CHUNK
+
+    @property
+    def tiles(self) -> int:
+        """Pairs of a chunk and a head."""
+        return self.chunks * self.shape.heads
+
+    @property
+    def token_bytes(self) -> float:
+        """k and v of a chunk."""
+        return 2 * CHUNK * (self.shape.dk + self.shape.dv)
+
+    @property
+    def matrix(self) -> int:
+        return self.shape.dk * self.shape.dv
+
+    @property
+    def input_bytes(self) -> float:
+        s = self.shape
+        return 2 * s.length * (2 * s.key_heads * s.dk + s.heads * s.dv)
+
+    @property
+    def columns(self) -> int:
+        """Programs a head that share out a matrix's columns, 64 each."""
+        return -(-self.shape.dv // 64)
+
+
+def candidates(layer: Layer, stage: str = "candidates") -> Work:
+    """Two Gram products a chunk and head, and suffix sums as a product; with delta steps an inverse too."""
+    s, squares = layer.shape, CHUNK * CHUNK
+    cubes = 10 if s.beta else 1  # the inverse by doubling is six
+    return Work(
+        stage,
+        half=layer.tiles * (product(CHUNK, s.dk, CHUNK) + product(CHUNK, s.dv, CHUNK)),
+        tf32=layer.tiles * 3 * cubes * product(CHUNK, CHUNK, CHUNK),
+        single=layer.tiles * 30 * squares,
+        hbm=layer.input_bytes,
+        l2=layer.tiles * (layer.token_bytes + 4 * 4 * CHUNK),
+        programs=layer.tiles,
+    )
+
+
+def reach(layer: Layer) -> Work:
+    """Where the orbit of every candidate leaves its chunk: six doublings of 64 pointers."""
+    rounds = layer.tiles / (GPUS[0].sms * 16)  # programs one after the other on an SM that holds sixteen
+    return Work("reach", l2=layer.tiles * 6 * 4 * CHUNK, programs=layer.tiles, steps=6 * rounds, cycles=100)
+
+
+def carry(layer: Layer) -> Work:
+    """The state that crosses chunks: K S to score the tokens before the first hit, then K^T V to take them in."""
+    s = layer.shape
+    each = product(CHUNK, s.dk, s.dv) + product(s.dk, CHUNK, s.dv)
+    each += product(CHUNK, CHUNK, s.dv) if s.beta else 0
+    wait = WAIT + (EXCHANGE if layer.columns > 1 else 0)
+    return Work("carry", tf32=layer.tiles * 3 * each, hbm=layer.input_bytes, l2=layer.tiles * layer.token_bytes,
+                programs=s.heads * layer.columns, steps=layer.chunks, cycles=wait)  # fmt: skip
+
+
+def merges(layer: Layer, content: Content) -> Work:
+    """One warp a head, a step a boundary."""
+    s = layer.shape
+    return Work("merges", hbm=s.length * s.heads * 12, steps=content.rate * s.length, cycles=MERGE, programs=s.heads)
+
+
+def states(layer: Layer, held: float = 1) -> Work:
+    """H at every chunk's start: one product a chunk, one write. Delta steps: every state through every transition."""
+    s = layer.shape
+    each = product(s.dk, CHUNK, s.dv)
+    each += 2 * held * product(CHUNK, s.dk, s.dv) if s.beta else 0
+    return Work("states", tf32=layer.tiles * 3 * each, hbm=layer.tiles * 4 * layer.matrix * held + layer.input_bytes,
+                programs=s.heads * layer.columns * max(1, s.dk // 64), steps=layer.chunks, cycles=WAIT / 2)  # fmt: skip
+
+
+def plan(layer: Layer, content: Content) -> Work:
+    """Who is read how, for every chunk: integers."""
+    entries = 2 * (content.runs + content.tiles)
+    return Work("plan", hbm=layer.shape.length * layer.shape.heads * 8, l2=layer.tiles * (entries + CHUNK) * 8,
+                launches=2, single=layer.tiles * CHUNK * 64, programs=layer.tiles)  # fmt: skip
+
+
+def outputs(layer: Layer, runs: float, tiles: float) -> Work:
+    """Its own chunk and ``tiles`` others as tokens (Q K^T, P V), ``runs`` as two float32 matrices and one product."""
+    s = layer.shape
+    tokens = (1 + tiles) * (product(CHUNK, s.dk, CHUNK) + product(CHUNK, CHUNK, s.dv))
+    both = 2 if runs > 1 else 1
+    return Work(
+        "outputs",
+        half=layer.tiles * tokens,
+        tf32=layer.tiles * runs * product(CHUNK, s.dk, s.dv),
+        single=layer.tiles * ((1 + tiles) * 10 * CHUNK * CHUNK + runs * both * layer.matrix),
+        hbm=layer.tiles * 4 * layer.matrix + layer.input_bytes * 2,
+        l2=layer.tiles * (runs * both * 4 * layer.matrix + (1 + tiles) * layer.token_bytes),
+        programs=layer.tiles,
+    )
+
+
+def routing(layer: Layer, content: Content) -> Work:
+    """Sums of keys as differences of prefixes, and the queries' cosines with those that live in a chunk."""
+    s = layer.shape
+    live = min(s.capacity + content.rate * CHUNK, s.capacity + CHUNK)
+    return Work("routing", tf32=layer.tiles * 3 * product(CHUNK, s.dk, live), l2=layer.tiles * live * 2 * 4 * s.dk,
+                hbm=s.length * s.heads * 4 * live / CHUNK, launches=2, programs=layer.tiles)  # fmt: skip
+
+
+def prefill(shape: Shape) -> Iterator[tuple[str, list[Work]]]:
+    """The stages of each memory."""
+    layer = Layer(shape)
+    yield "single", [states(layer), outputs(layer, 1, 0)]
+    yield "log_linear", [states(layer), outputs(layer, layer.chunks.bit_length() / 2, 0)]
+    for content in DYNAMIC:
+        deciding = [candidates(layer), reach(layer), carry(layer), candidates(layer, "settle"), merges(layer, content)]
+        held = content.runs if shape.beta else 1
+        reading = [states(layer, held), plan(layer, content), outputs(layer, content.runs, content.tiles)]
+        yield f"dynamic, {content.name}", [*deciding, *reading, routing(layer, content)]
+
+
+def decoding(shape: Shape) -> Iterator[tuple[str, Work]]:
+    """Bytes of one token, by memory; the last row is how states might be held instead (9 matrices' worth of them)."""
+    one, s = 4 * shape.heads * shape.dk * shape.dv, shape
+    both = 2 if s.beta else 1  # delta steps write every state
+    levels = (s.length - 1).bit_length() / 2  # live at a time
+    programs = s.heads * (s.dv // 16)
+    yield "single", Work("decode", hbm=2 * one, launches=2, programs=programs)
+    yield "log_linear", Work("decode", hbm=2 * levels * one, launches=2, programs=programs)
+    yield "dynamic", Work("decode", hbm=(both * s.capacity + 2) * one, launches=3, programs=programs)
+    yield "dynamic, were short states tokens", Work("decode", hbm=(both * 9 + 2) * one, launches=3, programs=programs)
+
+
+def rows(shape: Shape) -> list[dict[str, str]]:
+    """The table of a shape's prefill: what all streams have in common stands once, and every memory ends with sums."""
+    made: list[dict[str, str]] = []
+    dynamic = [works for memory, works in prefill(shape) if memory.startswith("dynamic")]
+    common = [work for work in dynamic[0] if all(work in works for works in dynamic)]
+    for memory, works in prefill(shape):
+        for work in works:
+            told = row("dynamic" if work in common and memory.startswith("dynamic") else memory, work)
+            if told not in made:
+                made.append(told)
+        for name, part in (("decisions", works[:DECIDING]), ("all but routing", unrouted(works))):
+            if memory.startswith("dynamic") or name != "decisions":
+                made.append(total(memory, name, part))
+    return made
+
+
+def unrouted(works: list[Work]) -> list[Work]:
+    """Without the stage that only some layers have."""
+    return [work for work in works if work.stage != "routing"]
+
+
+def total(memory: str, name: str, works: list[Work]) -> dict[str, str]:
+    """The sum of some stages."""
+    empty = dict.fromkeys(row(memory, works[0]), "")
+    times = {f"{gpu.name} ms": f"{sum(work.expected(gpu)[0] for work in works) * 1e3:.1f}" for gpu in GPUS}
+    launches = str(sum(work.launches for work in works))
+    return {**empty, "memory": memory, "stage": f"sum: {name}", "launches": launches, **times}
+
+
+def row(memory: str, work: Work) -> dict[str, str]:
+    """Of a table: a stage's work, its time on every GPU and what bounds that on the first."""
+    times = {gpu.name: work.expected(gpu) for gpu in GPUS}
+    return {
+        "memory": memory,
+        "stage": work.stage,
+        "tensor GFLOP": f"{(work.half + work.tf32) / 1e9:.0f}",
+        "other GFLOP": f"{work.single / 1e9:.1f}",
+        "HBM MB": f"{work.hbm / 1e6:.0f}",
+        "L2 MB": f"{work.l2 / 1e6:.0f}",
+        "launches": str(work.launches),
+        "steps": f"{work.steps:.0f}" if work.steps else "",
+        **{f"{name} ms": f"{seconds * 1e3:.2f}" for name, (seconds, _) in times.items()},
+        "bound by": times[GPUS[0].name][1],
+    }
+
+
+def decode_rows() -> list[dict[str, str]]:
+    made = []
+    for shape in PAPER:
+        for memory, work in decoding(shape):
+            times = {f"{gpu.name} µs": f"{work.expected(gpu)[0] * 1e6:.0f}" for gpu in GPUS}
+            made.append({"memory": memory, "shape": shape.name, "HBM MB": f"{work.hbm / 1e6:.1f}",
+                         "launches": str(work.launches), **times, "bound by": work.expected(GPUS[0])[1]})  # fmt: skip
+    return made
+
+
+def parts() -> dict[str, str]:
+    """The tables of the document, by the names of their places."""
+    mamba, delta = PAPER
+    return {"costs mamba2": markdown(rows(mamba)), "costs gdn": markdown(rows(delta)),
+            "costs decode": markdown(decode_rows())}  # fmt: skip
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--document", type=Path, default=Path(__file__).parents[1] / "docs" / "gpu.md")
+    fill(parser.parse_args(argv).document, parts())
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

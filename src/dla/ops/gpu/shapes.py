@@ -1,0 +1,123 @@
+"""The paper's shapes, and all that their layers launch, found on tensors without numbers."""
+
+import importlib
+import importlib.util
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any, get_args
+
+import torch
+from torch import Tensor
+
+from dla.ops.gpu.launch import Launch, launches
+from dla.ops.problem import Layout, MemoryKind, Problem
+from dla.ops.rules import Rules
+from dla.ops.state import DynamicState, LinearState, LogLinearState, State
+from dla.ops.state.slots import Slots
+
+MEMORIES: tuple[MemoryKind, ...] = get_args(MemoryKind)
+
+
+@dataclass(frozen=True)
+class Shape:
+    """One layer of a model, on one sequence."""
+
+    name: str
+    heads: int
+    key_heads: int
+    dk: int
+    dv: int
+    beta: bool  # delta steps
+    length: int = 16384
+    capacity: int = 30
+    dtype: torch.dtype = torch.bfloat16
+
+
+PAPER = (
+    Shape("Mamba-2 780M", heads=48, key_heads=1, dk=128, dv=64, beta=False),
+    Shape("Gated DeltaNet 1.3B", heads=6, key_heads=6, dk=256, dv=512, beta=True),
+)
+
+
+@dataclass(frozen=True)
+class Launched:
+    """A launch, and of what."""
+
+    shape: str
+    memory: str
+    stage: str
+    launch: Launch
+
+
+def launched(shape: Shape) -> Iterator[Launched]:
+    """Every launch of the prefill and of a decoding step, for each memory and for routed reads."""
+    for memory, routed in [*((memory, False) for memory in MEMORIES), ("dynamic", True)]:
+        for stage, seen in stages(shape, memory, routed):
+            for each in seen:
+                yield Launched(shape.name, f"{memory}, routed" if routed else memory, stage, each)
+
+
+def stages(shape: Shape, memory: MemoryKind, routed: bool) -> Iterator[tuple[str, list[Launch]]]:
+    """The launches of every stage that there is, and that can run this."""
+    prefill = problem(shape, memory, shape.length, None, routed)
+    decided: Any = None
+    if memory == "dynamic" and (decide := able("decide", prefill)):
+        with launches() as seen:
+            decided = decide.decide(prefill)
+        yield "decide", seen
+    if (attend := able("attend", prefill)) and (memory != "dynamic" or decided is not None):
+        with launches() as seen:
+            try:
+                attend.attend(prefill, decided)
+            except NotImplementedError:  # how large a final state is may depend on numbers
+                seen.clear()
+                attend.attend(replace(prefill, wants_state=False), decided)
+        yield "attend", seen
+    step = problem(shape, memory, 1, empty_state(shape, memory, routed), routed)
+    if decode := able("decode", step):
+        with launches() as seen:
+            decode.decode(step)
+        yield "decode", seen
+
+
+def able(stage: str, asked: Problem) -> Any:
+    """The module of a stage in Triton, if there is one and it can run this."""
+    name = f"dla.ops.gpu.{stage}"
+    module = None if importlib.util.find_spec(name) is None else importlib.import_module(name)
+    return module if module is not None and module.unable(asked) is None else None
+
+
+def problem(shape: Shape, memory: MemoryKind, length: int, state: State | None, routed: bool) -> Problem:
+    """A call of one sequence, on tensors without numbers."""
+
+    def empty(*sizes: int, dtype: torch.dtype = torch.float32) -> Tensor:
+        return torch.empty(1, length, *sizes, dtype=dtype, device="meta")
+
+    levels = (shape.length - 1).bit_length() + 1
+    lam = {"single": None, "log_linear": empty(shape.heads, levels), "dynamic": empty(shape.heads, shape.capacity)}
+    return Problem(
+        memory=memory,
+        layout=Layout.of(1, length, None),
+        q=empty(shape.key_heads, shape.dk, dtype=shape.dtype),
+        k=empty(shape.key_heads, shape.dk, dtype=shape.dtype),
+        v=empty(shape.heads, shape.dv, dtype=shape.dtype),
+        lam=lam[memory],
+        g=empty(shape.heads),
+        beta=empty(shape.heads) if shape.beta else None,
+        route=empty(shape.heads) if routed and memory == "dynamic" else None,
+        scale=shape.dk**-0.5,
+        state=state,
+        wants_state=True,
+        inplace=state is not None,
+        rules=Rules(capacity=shape.capacity),
+    )
+
+
+def empty_state(shape: Shape, memory: MemoryKind, routed: bool) -> State:
+    """A state to decode on, without numbers."""
+    sizes = 1, shape.heads, shape.dk, shape.dv
+    if memory == "single":
+        return LinearState.empty(sizes, torch.float32, "meta")
+    if memory == "log_linear":
+        return LogLinearState.empty(sizes, torch.float32, "meta", shape.length)
+    return DynamicState(Slots.empty(sizes, shape.capacity, routed, torch.float32, "meta"), shape.capacity)
