@@ -2,7 +2,19 @@
 
 from typing import Any
 
-TABLE: dict[str, dict[str, Any]] = {}
+# BK, BV: the longest tiles of dk and dv; narrower widths take the next power of two
+TABLE: dict[str, dict[str, Any]] = {
+    "running_decays": {"warps": 4, "stages": 1, "BH": 8},
+    "prefix_states": {"warps": 4, "stages": 2, "BK": 64, "BV": 64},
+    "latest_deaths": {"warps": 4, "stages": 1, "BH": 8},
+    "starts_alive": {"warps": 1, "stages": 1, "BC": 64, "BS": 32},
+    "slots": {"warps": 4, "stages": 1, "BS": 32},
+    "fenwick": {"warps": 4, "stages": 1},
+    "outputs": {"warps": 4, "stages": 2, "BK": 64, "BV": 64},
+    "span_matrices": {"warps": 4, "stages": 1, "BK": 64, "BV": 64},
+    "running_keys": {"warps": 4, "stages": 1, "BK": 64},
+    "routes": {"warps": 4, "stages": 1, "BK": 32, "BS": 32},
+}
 
 
 def config(kernel: str) -> dict[str, Any]:

@@ -1,5 +1,8 @@
 """What the kernels share, in Triton's language."""
 
+from typing import Any
+
+import torch
 import triton
 import triton.language as tl
 
@@ -7,6 +10,24 @@ from dla.ops.gpu.runtime import interpreting
 
 # The interpreter multiplies bfloat16 numbers by their bits, without a word: there, products are taken in float32.
 UPCAST: tl.constexpr = tl.constexpr(interpreting())
+LEAST_TILE = 16  # of a product
+
+
+def arithmetic(dtype: torch.dtype) -> dict[str, Any]:
+    """How products with numbers of this dtype are taken.
+
+    FACTOR is what a computed operand (a decayed key, a state, a weight) is rounded to beside them. float16 has not the
+    range of sums over a long past: such operands stay float32, of which tf32 multiplies as many digits.
+    """
+    if dtype == torch.float32:
+        exact = interpreting() or torch.version.hip is not None
+        return {"FACTOR": tl.float32, "PRECISION": "ieee" if exact else "tf32x3"}
+    return {"FACTOR": tl.bfloat16 if dtype == torch.bfloat16 else tl.float32, "PRECISION": "tf32"}
+
+
+def tile(width: int, longest: int) -> int:
+    """The length of tiles that cover a width."""
+    return min(longest, max(LEAST_TILE, triton.next_power_of_2(width)))
 
 
 @triton.jit
@@ -15,3 +36,37 @@ def product(a, b, PRECISION: tl.constexpr):
     if UPCAST:
         a, b = a.to(tl.float32), b.to(tl.float32)
     return tl.dot(a, b, input_precision=PRECISION)
+
+
+@triton.jit
+def rows(x, stride, token, inside, column, width):
+    """x at tokens and columns: [tokens, columns], zero outside. ``stride`` lies between tokens."""
+    at = token.to(tl.int64)[:, None] * stride + column[None, :]
+    return tl.load(x + at, mask=inside[:, None] & (column < width)[None, :], other=0.0)
+
+
+@triton.jit
+def matrix(x, number, row, column, dk, dv, there):
+    """Matrix ``number`` of x [.., dk, dv] at rows and columns, zero outside and where it is not ``there``."""
+    at = number.to(tl.int64) * dk * dv + row[:, None] * dv + column[None, :]
+    return tl.load(x + at, mask=(row < dk)[:, None] & (column < dv)[None, :] & there, other=0.0)
+
+
+@triton.jit
+def put_matrix(x, number, row, column, dk, dv, value):
+    """Write matrix ``number`` of x [.., dk, dv] at rows and columns."""
+    at = number.to(tl.int64) * dk * dv + row[:, None] * dv + column[None, :]
+    tl.store(x + at, value, mask=(row < dk)[:, None] & (column < dv)[None, :])
+
+
+@triton.jit
+def fade(total, H, later, earlier):
+    """What decay leaves between two rows of ``total`` [rows, H], float64 sums of which a difference has all digits."""
+    return tl.exp((tl.load(total + later * H) - tl.load(total + earlier * H)).to(tl.float32))
+
+
+@triton.jit
+def chunk_of_tokens(first, stop, chunk, C: tl.constexpr):
+    """The tokens [C] of a chunk, and which of them are its own."""
+    token = tl.load(first + chunk) + tl.arange(0, C)
+    return token, token < tl.load(stop + chunk)

@@ -1,0 +1,121 @@
+"""The plain one-state recurrence at every chunk's start: S <- e^g S + k v^T, with no decision at all.
+
+A memory's state, a run of tokens from one chunk's start to another's, is then a difference of two of its rows. Each
+sequence has rows of its own: one before each of the ``carried`` states it goes on from (oldest first), one before each
+of its chunks, and one after the last.
+
+    two states carried in, three chunks:      row      0     1       2      3         4         5
+                                              before   A     B       0      1         2         (end)
+                                              S        0     A       A + B  A + B + first chunk ...
+
+``total`` has the sum of g up to each row, from the call's start, in float64: over a long past only that leaves digits to
+a difference. Inside a chunk, G_t is the sum of its tokens' g up to t.
+"""
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from dla.ops.gpu.configs import config
+from dla.ops.gpu.language import arithmetic, chunk_of_tokens, matrix, product, put_matrix, rows, tile
+from dla.ops.gpu.launch import launch
+from dla.ops.gpu.tiles import CHUNK, Tiles
+
+NOTHING_LEFT: tl.constexpr = tl.constexpr(-128.0)  # e^-128 is zero in float32, so that no g needs to be below
+
+
+@triton.jit
+def running_decays(g, G, first, stop, H: tl.constexpr, C: tl.constexpr, BH: tl.constexpr):
+    """G [tokens, H]: running sums of g [tokens, H] inside each chunk."""
+    token, inside = chunk_of_tokens(first, stop, tl.program_id(0), C)
+    head = tl.program_id(1) * BH + tl.arange(0, BH)
+    g_ = rows(g, H, token, inside, head, H).to(tl.float64)  # [C, BH]
+    sums = tl.cumsum(tl.where(g_ < NOTHING_LEFT, NOTHING_LEFT, g_), 0)  # a NaN stays one
+    at = token.to(tl.int64)[:, None] * H + head[None, :]
+    tl.store(G + at, sums.to(tl.float32), mask=inside[:, None] & (head < H)[None, :])
+
+
+@triton.jit(do_not_specialize=["carried"])
+def prefix_states(
+    k, v, G, initial, S, total, first, stop, chunks, k_stride, v_stride, carried,
+    H: tl.constexpr, GROUP: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr, C: tl.constexpr,
+    BK: tl.constexpr, BV: tl.constexpr, FACTOR: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """One program a sequence, head and tile [BK, BV] of its state."""
+    tiles: tl.constexpr = tl.cdiv(DK, BK) * tl.cdiv(DV, BV)
+    part, head_of_all = tl.program_id(0) % tiles, tl.program_id(0) // tiles
+    n, h = head_of_all // H, head_of_all % H
+    row = part // tl.cdiv(DV, BV) * BK + tl.arange(0, BK)
+    column = part % tl.cdiv(DV, BV) * BV + tl.arange(0, BV)
+    k += h // GROUP * DK
+    v += h * DV
+    begin, end = tl.load(chunks + n), tl.load(chunks + n + 1)
+    at = begin + n * (carried + 1)  # the sequence's first row
+    state = tl.zeros([BK, BV], tl.float32)
+    for i in range(carried):
+        put_matrix(S, (at + i).to(tl.int64) * H + h, row, column, DK, DV, state)
+        if G is not None:
+            tl.store(total + (at + i) * H + h, 0.0)
+        state += matrix(initial, head_of_all * carried + i, row, column, DK, DV, True)
+    at += carried
+    sum_g = tl.full((), 0.0, tl.float64)
+    for c in range(begin, end):
+        put_matrix(S, at.to(tl.int64) * H + h, row, column, DK, DV, state)
+        token, inside = chunk_of_tokens(first, stop, c, C)
+        k_ = rows(k, k_stride, token, inside, row, DK)  # [C, BK]
+        v_ = rows(v, v_stride, token, inside, column, DV)  # [C, BV]
+        if G is not None:
+            tl.store(total + at * H + h, sum_g)
+            G_ = tl.load(G + token.to(tl.int64) * H + h, mask=inside, other=0.0)  # [C]
+            G_end = tl.min(G_, 0)
+            k_ = (k_ * tl.exp(tl.where(inside, G_end - G_, 0.0))[:, None]).to(FACTOR)
+            state = state * tl.exp(G_end) + product(tl.trans(k_), v_.to(FACTOR), PRECISION)
+            sum_g += G_end
+        else:
+            state += product(tl.trans(k_), v_, PRECISION)
+        at += 1
+    put_matrix(S, at.to(tl.int64) * H + h, row, column, DK, DV, state)
+    if G is not None:
+        tl.store(total + at * H + h, sum_g)
+
+
+@dataclass(frozen=True)
+class States:
+    """What ``prefix_states`` made; row r of sequence n is at chunks[n] + n (carried + 1) + r."""
+
+    S: Tensor  # [rows, H, dk, dv] float32
+    G: Tensor | None  # [tokens, H] float32
+    total: Tensor | None  # [rows, H] float64
+    carried: int
+
+    def last(self, tiles: Tiles) -> Tensor:
+        """[N, H, dk, dv] after the last token."""
+        return self.S[tiles.chunks[1:] + torch.arange(1, tiles.sequences + 1, device=self.S.device) * (self.carried + 1) - 1]
+
+
+def states_of(k: Tensor, v: Tensor, g: Tensor | None, initial: Tensor | None, tiles: Tiles) -> States:
+    """k [tokens, Hk, dk], v [tokens, H, dv], g [tokens, H]; initial [N, H, carried, dk, dv], oldest first."""
+    (tokens, H, dv), dk, N = v.shape, k.shape[2], tiles.sequences
+    carried = 0 if initial is None else initial.shape[2]
+    count = tiles.count + N * (carried + 1)
+    S = torch.empty(count, H, dk, dv, dtype=torch.float32, device=v.device)
+    G = total = None
+    where = {"first": tiles.first, "stop": tiles.stop}
+    if g is not None:
+        G, total = torch.empty(tokens, H, dtype=torch.float32, device=v.device), S.new_empty(count, H, dtype=torch.float64)
+        c = config("running_decays")
+        grid = (tiles.count, triton.cdiv(H, c["BH"]))
+        arguments = {"g": g, "G": G, **where, "H": H, "C": CHUNK, "BH": c["BH"]}
+        launch(running_decays, grid, arguments, warps=c["warps"], stages=c["stages"])
+    c = config("prefix_states")
+    BK, BV = tile(dk, c["BK"]), tile(dv, c["BV"])
+    initial = None if initial is None else initial.float().contiguous()
+    arguments = {"k": k, "v": v, "G": G, "initial": initial, "S": S, "total": total, **where, "chunks": tiles.chunks}
+    arguments |= {"k_stride": k.stride(0), "v_stride": v.stride(0), "carried": carried}
+    arguments |= {"H": H, "GROUP": H // k.shape[1], "DK": dk, "DV": dv, "C": CHUNK, "BK": BK, "BV": BV}
+    grid = (N * H * triton.cdiv(dk, BK) * triton.cdiv(dv, BV),)
+    launch(prefix_states, grid, arguments | arithmetic(k.dtype), warps=c["warps"], stages=c["stages"])
+    return States(S, G, total, carried)
