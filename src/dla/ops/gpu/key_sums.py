@@ -13,7 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from dla.ops.gpu.configs import config
-from dla.ops.gpu.language import chunk_of_tokens, rows, tile
+from dla.ops.gpu.language import rows, tile, tokens_of
 from dla.ops.gpu.launch import launch
 from dla.ops.gpu.tiles import CHUNK, Tiles
 
@@ -35,9 +35,9 @@ def running_keys(
     start = (tl.load(offset + n) + n).to(tl.int64) * KEY_HEADS * DK
     tl.store(sums + start + column, total, mask=column < DK)
     for c in range(begin, end):
-        token, inside = chunk_of_tokens(first, stop, c, C)
-        k_ = rows(k, k_stride, token, inside, column, DK).to(tl.float64)  # [C, BK]
-        at = (token + n + 1).to(tl.int64)[:, None] * KEY_HEADS * DK + column[None, :]
+        token, inside = tokens_of(first, stop, c, C)
+        k_ = rows(k, k_stride, token, inside, column, DK, C).to(tl.float64)  # [C, BK]
+        at = (token + n + 1).to(tl.int64) * KEY_HEADS * DK + tl.arange(0, C)[:, None] * KEY_HEADS * DK + column[None, :]
         tl.store(sums + at, total[None, :] + tl.cumsum(k_, 0), mask=inside[:, None] & (column < DK)[None, :])
         total += tl.sum(k_, 0)
 

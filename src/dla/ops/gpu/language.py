@@ -39,24 +39,32 @@ def product(a, b, PRECISION: tl.constexpr):
 
 
 @triton.jit
-def rows(x, stride, token, inside, column, width):
-    """x at tokens and columns: [tokens, columns], zero outside. ``stride`` lies between tokens."""
-    at = token.to(tl.int64)[:, None] * stride + column[None, :]
+def rows(x, stride, first, inside, column, width, C: tl.constexpr):
+    """x at the C tokens from ``first`` and at columns: [C, columns], zero outside. ``stride`` lies between tokens."""
+    x += first.to(tl.int64) * stride  # large offsets are taken once, small ones for every number
+    at = tl.arange(0, C)[:, None] * stride + column[None, :]
     return tl.load(x + at, mask=inside[:, None] & (column < width)[None, :], other=0.0)
+
+
+@triton.jit
+def per_head(x, H, first, inside, other, C: tl.constexpr):
+    """x [tokens, H] of one head at the C tokens from ``first``; ``other`` outside."""
+    return tl.load(x + first.to(tl.int64) * H + tl.arange(0, C) * H, mask=inside, other=other)
 
 
 @triton.jit
 def matrix(x, number, row, column, dk, dv, there):
     """Matrix ``number`` of x [.., dk, dv] at rows and columns, zero outside and where it is not ``there``."""
-    at = number.to(tl.int64) * dk * dv + row[:, None] * dv + column[None, :]
-    return tl.load(x + at, mask=(row < dk)[:, None] & (column < dv)[None, :] & there, other=0.0)
+    x += number.to(tl.int64) * dk * dv
+    inside = (row < dk)[:, None] & (column < dv)[None, :]
+    return tl.load(x + row[:, None] * dv + column[None, :], mask=inside & there, other=0.0)
 
 
 @triton.jit
 def put_matrix(x, number, row, column, dk, dv, value):
     """Write matrix ``number`` of x [.., dk, dv] at rows and columns."""
-    at = number.to(tl.int64) * dk * dv + row[:, None] * dv + column[None, :]
-    tl.store(x + at, value, mask=(row < dk)[:, None] & (column < dv)[None, :])
+    x += number.to(tl.int64) * dk * dv
+    tl.store(x + row[:, None] * dv + column[None, :], value, mask=(row < dk)[:, None] & (column < dv)[None, :])
 
 
 @triton.jit
@@ -66,7 +74,7 @@ def fade(total, H, later, earlier):
 
 
 @triton.jit
-def chunk_of_tokens(first, stop, chunk, C: tl.constexpr):
-    """The tokens [C] of a chunk, and which of them are its own."""
-    token = tl.load(first + chunk) + tl.arange(0, C)
-    return token, token < tl.load(stop + chunk)
+def tokens_of(first, stop, chunk, C: tl.constexpr):
+    """The first token of a chunk, and which of the C from there are its own."""
+    begin = tl.load(first + chunk)
+    return begin, begin + tl.arange(0, C) < tl.load(stop + chunk)

@@ -11,7 +11,7 @@ import triton.language as tl
 from torch import Tensor
 
 from dla.ops.gpu.configs import config
-from dla.ops.gpu.language import chunk_of_tokens
+from dla.ops.gpu.language import tokens_of
 from dla.ops.gpu.launch import launch
 from dla.ops.gpu.outputs import bit_length
 from dla.ops.gpu.plan import Plan
@@ -35,20 +35,20 @@ def fenwick(
     n = tl.load(sequence + c)
     begin = tl.load(start + n)
     ahead = begin - tl.load(lead + n)  # the position at which a first chunk of full length would begin
-    token, inside = chunk_of_tokens(first, stop, c, C)
-    P = begin + tl.load(first + c) - tl.load(offset + n)
+    token, inside = tokens_of(first, stop, c, C)
+    P = begin + token - tl.load(offset + n)
     time = (P + tl.arange(0, C)) % C  # [C] places in a chunk of full length
 
     bit = levels - 1 - tl.arange(0, BITS)  # from the highest
     real = bit >= 0
     bit = tl.where(real, bit, 0)
-    there = real & (((P >> bit) & 1) == 1) & (tl.load(first + c) < tl.load(stop + c))
+    there = real & (((P >> bit) & 1) == 1) & (token < tl.load(stop + c))
     s = (P >> (bit + 1)) << (bit + 1)
     place = tl.cumsum(there.to(tl.int32), 0) - 1  # [BITS] of a block among those there are
 
     level = bit_length((s % C).to(tl.int32)[:, None] ^ time.to(tl.int32)[None, :])  # [BITS, C]
     level = tl.minimum(tl.where(((1 << bit) >= C)[:, None], (bit + 1)[:, None], level), width - 1)
-    lam += h * width + token.to(tl.int64) * lam_stride  # [C]
+    lam += h * width + token.to(tl.int64) * lam_stride + tl.arange(0, C) * lam_stride  # [C]
     w = tl.load(lam[None, :] + level, mask=there[:, None] & inside[None, :], other=0.0).to(tl.float32)
     at = ((c * H + h).to(tl.int64) * levels + place)[:, None] * C + tl.arange(0, C)[None, :]
     tl.store(weight + at, w, mask=there[:, None])

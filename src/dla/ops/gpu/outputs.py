@@ -16,7 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 from dla.ops.gpu.configs import config
-from dla.ops.gpu.language import arithmetic, chunk_of_tokens, fade, matrix, product, rows, tile
+from dla.ops.gpu.language import arithmetic, fade, matrix, per_head, product, rows, tile, tokens_of
 from dla.ops.gpu.launch import launch
 from dla.ops.gpu.plan import Plan
 from dla.ops.gpu.slots import alive_in_chunk
@@ -31,8 +31,8 @@ def fits(q, k, q_stride, k_stride, token, inside, key, held, DK, C: tl.constexpr
     P = tl.zeros([C, C], tl.float32)
     for d in range(0, DK, BK):
         column = d + tl.arange(0, BK)
-        q_ = rows(q, q_stride, token, inside, column, DK)
-        k_ = rows(k, k_stride, key, held, column, DK)
+        q_ = rows(q, q_stride, token, inside, column, DK, C)
+        k_ = rows(k, k_stride, key, held, column, DK, C)
         P += product(q_, tl.trans(k_), PRECISION)
     return P
 
@@ -46,7 +46,7 @@ def read(
     o = tl.zeros([C, BV], tl.float32)
     for d in range(0, DK, BK):
         row = d + tl.arange(0, BK)
-        q_ = rows(q, q_stride, token, inside, row, DK)
+        q_ = rows(q, q_stride, token, inside, row, DK, C)
         S_ = matrix(S, later, row, column, DK, DV, True)
         S_ -= left * matrix(S, earlier, row, column, DK, DV, there)
         o += product(q_.to(FACTOR), S_.to(FACTOR), PRECISION)
@@ -63,12 +63,15 @@ def bit_length(x):
 def own_slots(death, older, token, inside, time, H, C: tl.constexpr, MEMORY: tl.constexpr, RECENCY: tl.constexpr):
     """[t, x]: the slot of the chunk's token x, seen from t, which is not below 0 where x <= t."""
     if MEMORY == "log_linear":  # times are then positions of the whole sequence, of which chunks are aligned pieces
-        return bit_length((time % C)[:, None] ^ (time % C)[None, :])
-    alive = alive_in_chunk(death, token, inside, time, H, C).to(tl.int32)
-    upto = tl.cumsum(alive, 1)
-    if RECENCY:
-        return tl.sum(alive, 1)[:, None] - upto
-    return tl.load(older + token.to(tl.int64) * H, mask=inside, other=0)[:, None] + upto - 1
+        slot = bit_length((time % C)[:, None] ^ (time % C)[None, :])
+    else:
+        alive = alive_in_chunk(death, token, inside, time, H, C).to(tl.int32)
+        upto = tl.cumsum(alive, 1)
+        if RECENCY:
+            slot = tl.sum(alive, 1)[:, None] - upto
+        else:
+            slot = per_head(older, H, token, inside, 0, C)[:, None] + upto - 1
+    return slot
 
 
 @triton.jit(do_not_specialize=["scale", "carried", "K", "width"])
@@ -87,14 +90,14 @@ def outputs(
     before = tl.load(chunks + n)  # the sequence's first chunk
     here = carried + c - before  # the row before this chunk
     base = before + n * (carried + 1)  # and the sequence's first row
-    token, inside = chunk_of_tokens(first, stop, c, C)
+    token, inside = tokens_of(first, stop, c, C)
     q += h // GROUP * DK
     k += h // GROUP * DK
     v += h * DV
     S += h.to(tl.int64) * DK * DV
     if G is not None:
         total += h
-        G_ = tl.load(G + token.to(tl.int64) * H + h, mask=inside, other=0.0)  # [C]
+        G_ = per_head(G + h, H, token, inside, 0.0, C)  # [C]
 
     o_ = tl.zeros([C, BV], tl.float32)  # of the past, as it reads at the chunk's start
     if MEMORY == "single":
@@ -117,7 +120,7 @@ def outputs(
             if MEMORY == "dynamic":
                 cut = tl.load(parts + part * 4 + 1)
                 if cut >= 0:
-                    key, held = chunk_of_tokens(first, stop, before + cut - carried, C)
+                    key, held = tokens_of(first, stop, before + cut - carried, C)
                     P = fits(q, k, q_stride, k_stride, token, inside, key, held, DK, C, BK, PRECISION)
                     w = tl.load(weight + (begun - 1) * C, mask=begun > 0, other=0.0)[:, None]
                     Lam = tl.broadcast_to(w, [C, C])
@@ -125,10 +128,10 @@ def outputs(
                         inner = tl.load(position + i) - (cut - carried) * C
                         Lam = tl.where(step[None, :] >= inner, tl.load(weight + i * C)[:, None], Lam)
                     if G is not None:
-                        G_key = tl.load(G + key.to(tl.int64) * H + h, mask=held, other=0.0)
+                        G_key = per_head(G + h, H, key, held, 0.0, C)
                         left = tl.exp(tl.where(held, tl.min(G_key, 0) - G_key, 0.0))
                         P = P * (left * fade(total, H, base + here, base + cut + 1))[None, :]
-                    v_ = rows(v, v_stride, key, held, column, DV)
+                    v_ = rows(v, v_stride, key, held, column, DV, C)
                     o_ += product((P * Lam).to(FACTOR), v_.to(FACTOR), PRECISION)
             if end > begin:
                 left = 1.0
@@ -147,14 +150,16 @@ def outputs(
         o_ = o_ * tl.exp(G_)[:, None]
         P = P * tl.exp(tl.where(seen, G_[:, None] - G_[None, :], 0.0))
     if MEMORY != "single":
-        time = token - tl.load(offset + n) + tl.load(lead + n)
+        time = token - tl.load(offset + n) + tl.load(lead + n) + step
         slot = own_slots(death, older, token, inside, time, H, C, MEMORY, RECENCY)
         slot = tl.minimum(tl.maximum(slot, 0), width - 1)
-        P = P * tl.load(lam + h * width + token.to(tl.int64)[:, None] * lam_stride + slot, mask=seen, other=0.0)
-    v_ = rows(v, v_stride, token, inside, column, DV)
+        lam += h * width + token.to(tl.int64) * lam_stride
+        P = P * tl.load(lam + step[:, None] * lam_stride + slot, mask=seen, other=0.0)
+    v_ = rows(v, v_stride, token, inside, column, DV, C)
     o_ += product(tl.where(seen, P, 0.0).to(FACTOR), v_.to(FACTOR), PRECISION)
-    at = (token.to(tl.int64)[:, None] * H + h) * DV + column[None, :]
-    tl.store(o + at, (o_ * scale).to(o.dtype.element_ty), mask=inside[:, None] & (column < DV)[None, :])
+    o += (token.to(tl.int64) * H + h) * DV
+    tl.store(o + step[:, None] * (H * DV) + column[None, :], (o_ * scale).to(o.dtype.element_ty),
+             mask=inside[:, None] & (column < DV)[None, :])  # fmt: skip
 
 
 def outputs_of(

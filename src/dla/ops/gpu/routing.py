@@ -24,7 +24,7 @@ from torch import Tensor
 
 from dla.ops.gpu.configs import config
 from dla.ops.gpu.key_sums import KeySums, sums_before
-from dla.ops.gpu.language import arithmetic, chunk_of_tokens, product, rows, tile
+from dla.ops.gpu.language import arithmetic, per_head, product, rows, tile, tokens_of
 from dla.ops.gpu.launch import launch
 from dla.ops.gpu.slots import alive_in_chunk
 from dla.ops.gpu.starts import Starts
@@ -47,7 +47,7 @@ def cosines(
     q_square, c_square = tl.zeros([C], tl.float32), tl.zeros([SPANS], tl.float32)
     for d in range(0, DK, BK):
         column = d + tl.arange(0, BK)
-        q_ = rows(q, q_stride, token, inside, column, DK).to(tl.float32)
+        q_ = rows(q, q_stride, token, inside, column, DK, C).to(tl.float32)
         c_ = sums_before(sums, past, end, there, n, h, origin, carried, column, KEY_HEADS, GROUP, H, DK)
         c_ -= sums_before(sums, past, begin, there, n, h, origin, carried, column, KEY_HEADS, GROUP, H, DK)
         c_ = c_.to(tl.float32)
@@ -59,13 +59,14 @@ def cosines(
 
 
 @triton.jit
-def put_weights(made, lam, lam_stride, width, rho, cos, slot, seen, live, token, K, H, h, RECENCY: tl.constexpr):
+def put_weights(made, lam, lam_stride, width, rho, cos, slot, seen, live, token, K, H, h, C: tl.constexpr, RECENCY: tl.constexpr):
     """Write lam exp(rho (cos - 1)) into made [tokens, H, K] at [t, slot], for the spans that are seen from t."""
     column = live[:, None] - 1 - slot if RECENCY else slot
     column = tl.minimum(tl.maximum(column, 0), width - 1)
-    w = tl.load(lam + token.to(tl.int64)[:, None] * lam_stride + h * width + column, mask=seen, other=0.0)
+    step = tl.arange(0, C)[:, None]
+    w = tl.load(lam + token.to(tl.int64) * lam_stride + step * lam_stride + h * width + column, mask=seen, other=0.0)
     w = w.to(tl.float32) * tl.exp(rho[:, None] * (cos - 1))
-    tl.store(made + (token.to(tl.int64) * H + h)[:, None] * K + slot, w, mask=seen & (slot >= 0) & (slot < K))
+    tl.store(made + (token.to(tl.int64) * H + h) * K + step * (H * K) + slot, w, mask=seen & (slot >= 0) & (slot < K))
 
 
 @triton.jit
@@ -96,11 +97,11 @@ def routes(
     c, h = tl.program_id(0), tl.program_id(1)
     n, listed = tl.load(sequence + c), (c * H + h).to(tl.int64) * K
     origin = tl.load(offset + n)
-    token, inside = chunk_of_tokens(first, stop, c, C)
-    t, found = token - origin, tl.load(count + c * H + h)
+    token, inside = tokens_of(first, stop, c, C)
+    t, found = token - origin + tl.arange(0, C), tl.load(count + c * H + h)
     q += h // GROUP * DK
-    rho_ = tl.load(rho + token.to(tl.int64) * H + h, mask=inside, other=0.0)
-    own = tl.load(death + token.to(tl.int64) * H + h, mask=inside, other=-1)  # [C]
+    rho_ = per_head(rho + h, H, token, inside, 0.0, C)
+    own = per_head(death + h, H, token, inside, -1, C)  # [C]
     alive = alive_in_chunk(death + h, token, inside, t, H, C)  # [t, x]
 
     # how many live at t, the current one's start, and the start that ends at t
@@ -144,20 +145,20 @@ def routes(
         slot = upto[:, None] + tl.cumsum(alive_then.to(tl.int32), 1) - 1
         upto += tl.sum(alive_then.to(tl.int32), 1)
         last = state + 1 == found
-        e = tl.where(last, tl.load(first + c) - origin, tl.load(position + listed + state + 1, mask=there & ~last, other=0))
+        e = tl.where(last, token - origin, tl.load(position + listed + state + 1, mask=there & ~last, other=0))
         until = tl.minimum(d, death_at(e, there, death, initial, origin, n, h, carried, H))
         seen = inside[:, None] & (t[:, None] < until[None, :])
         cos = cosines(q, sums, past, p, e, there, token, inside, n, h, origin, carried, q_stride,
                       H, KEY_HEADS, GROUP, DK, C, BK, BS, PRECISION)  # fmt: skip
-        put_weights(made, lam, lam_stride, width, rho_, cos, slot, seen, live, token, K, H, h, RECENCY)
+        put_weights(made, lam, lam_stride, width, rho_, cos, slot, seen, live, token, K, H, h, C, RECENCY)
 
     until = death_at(current, runs, death, initial, origin, n, h, carried, H)
-    after = tl.load(death + (token + 1).to(tl.int64) * H + h, mask=token + 1 < tl.load(stop + c), other=NEVER)
+    after = per_head(death + h, H, token + 1, token + 1 + tl.arange(0, C) < tl.load(stop + c), NEVER, C)
     until = tl.where(after < 0, t + 1, tl.minimum(until, after))
     seen = runs[None, :] & inside[:, None] & (t[:, None] >= t[None, :]) & (t[:, None] < until[None, :])
     cos = cosines(q, sums, past, current, t + 1, runs, token, inside, n, h, origin, carried, q_stride,
                   H, KEY_HEADS, GROUP, DK, C, BK, C, PRECISION)  # fmt: skip
-    put_weights(made, lam, lam_stride, width, rho_, cos, slot_current, seen, live, token, K, H, h, RECENCY)
+    put_weights(made, lam, lam_stride, width, rho_, cos, slot_current, seen, live, token, K, H, h, C, RECENCY)
 
     if tl.max(merges.to(tl.int32), 0) > 0:
         until = death_at(begin, merges, death, initial, origin, n, h, carried, H)
@@ -165,7 +166,7 @@ def routes(
         seen = merges[None, :] & inside[:, None] & (t[:, None] >= t[None, :]) & (t[:, None] < until[None, :])
         cos = cosines(q, sums, past, begin, end, merges, token, inside, n, h, origin, carried, q_stride,
                       H, KEY_HEADS, GROUP, DK, C, BK, C, PRECISION)  # fmt: skip
-        put_weights(made, lam, lam_stride, width, rho_, cos, slot_merged, seen, live, token, K, H, h, RECENCY)
+        put_weights(made, lam, lam_stride, width, rho_, cos, slot_merged, seen, live, token, K, H, h, C, RECENCY)
 
 
 def routed_weights(

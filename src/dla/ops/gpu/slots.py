@@ -13,7 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from dla.ops.gpu.configs import config
-from dla.ops.gpu.language import chunk_of_tokens
+from dla.ops.gpu.language import per_head, tokens_of
 from dla.ops.gpu.launch import launch
 from dla.ops.gpu.plan import Plan
 from dla.ops.gpu.starts import Starts
@@ -23,7 +23,7 @@ from dla.ops.gpu.tiles import CHUNK, Tiles
 @triton.jit
 def alive_in_chunk(death, token, inside, time, H, C: tl.constexpr):
     """[t, x]: whether the start at the chunk's token x is alive at t. death [tokens, H] of a head."""
-    d = tl.load(death + token.to(tl.int64) * H, mask=inside, other=-1)
+    d = per_head(death, H, token, inside, -1, C)
     step = tl.arange(0, C)
     return (d[None, :] > time[:, None]) & (step[None, :] <= step[:, None])
 
@@ -43,16 +43,15 @@ def slots(
     """One program a chunk and head."""
     c, h = tl.program_id(0), tl.program_id(1)
     n, place = tl.load(sequence + c), c * H + h
-    token, inside = chunk_of_tokens(first, stop, c, C)
-    time = token - tl.load(offset + n)
+    token, inside = tokens_of(first, stop, c, C)
+    time = token - tl.load(offset + n) + tl.arange(0, C)
     found = tl.load(count + place)
     position += place.to(tl.int64) * K
     ends += place.to(tl.int64) * K
     parts += place.to(tl.int64) * K * 4
     weight += place.to(tl.int64) * K * C
-    lam += h * width + token.to(tl.int64) * lam_stride  # [C]
-    alive = alive_in_chunk(death + h, token, inside, time, H, C)
-    live = tl.sum(alive.to(tl.int32), 1)  # [C] states that live at t
+    lam += h * width + token.to(tl.int64) * lam_stride + tl.arange(0, C) * lam_stride  # [C]
+    live = tl.sum(alive_in_chunk(death + h, token, inside, time, H, C).to(tl.int32), 1)  # [C] states that live at t
     for i in range(0, found, BS):
         state = i + tl.arange(0, BS)
         d = tl.load(ends + state, mask=state < found, other=-1)
@@ -87,7 +86,7 @@ def slots(
         tl.store(part + 3, next_row, mask=last)
         made += tl.sum(last.to(tl.int32), 0)
     tl.store(part_count + place, made)
-    tl.store(older + token.to(tl.int64) * H + h, seen, mask=inside)
+    tl.store(older + token.to(tl.int64) * H + h + tl.arange(0, C) * H, seen, mask=inside)
 
 
 def slots_of(lam: Tensor, starts: Starts, tiles: Tiles, recency: bool) -> Plan:

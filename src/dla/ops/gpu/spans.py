@@ -10,7 +10,7 @@ import triton.language as tl
 from torch import Tensor
 
 from dla.ops.gpu.configs import config
-from dla.ops.gpu.language import arithmetic, chunk_of_tokens, fade, matrix, product, put_matrix, rows, tile
+from dla.ops.gpu.language import arithmetic, fade, matrix, per_head, product, put_matrix, rows, tile, tokens_of
 from dla.ops.gpu.launch import launch
 from dla.ops.gpu.states import States
 from dla.ops.gpu.tiles import CHUNK, Tiles
@@ -19,13 +19,13 @@ from dla.ops.gpu.tiles import CHUNK, Tiles
 @triton.jit
 def some_tokens(
     k, v, k_stride, v_stride, G, total, token, mine, inside, end, chunk_end, row, column, H, DK, DV,
-    FACTOR: tl.constexpr, PRECISION: tl.constexpr,
+    C: tl.constexpr, FACTOR: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """K^T V of the chunk's tokens that are ``mine``, after all decay up to row ``end``."""
-    k_ = rows(k, k_stride, token, mine, row, DK)
-    v_ = rows(v, v_stride, token, mine, column, DV)
+    k_ = rows(k, k_stride, token, mine, row, DK, C)
+    v_ = rows(v, v_stride, token, mine, column, DV, C)
     if G is not None:
-        G_ = tl.load(G + token.to(tl.int64) * H, mask=inside, other=0.0)
+        G_ = per_head(G, H, token, inside, 0.0, C)
         left = tl.exp(tl.where(inside, tl.min(G_, 0) - G_, 0.0)) * fade(total, H, end, chunk_end)
         k_ = k_ * left[:, None]
     return product(tl.trans(k_.to(FACTOR)), v_.to(FACTOR), PRECISION)
@@ -72,16 +72,16 @@ def span_matrices(
             e = tl.load(position + plan_head.to(tl.int64) * K + i + 1)
             high, high_chunk, high_inner = place_of(e, carried, first, offset, begin, n, ahead, C)
         if low_inner:
-            token, inside = chunk_of_tokens(first, stop, low_chunk, C)
-            time = token - tl.load(offset + n)
+            token, inside = tokens_of(first, stop, low_chunk, C)
+            time = token - tl.load(offset + n) + tl.arange(0, C)
             mine = inside & (time >= p) & (time < e)
             state += some_tokens(k, v, k_stride, v_stride, G, total, token, mine, inside, base + end, base + low + 1,
-                                 row, column, H, DK, DV, FACTOR, PRECISION)  # fmt: skip
+                                 row, column, H, DK, DV, C, FACTOR, PRECISION)  # fmt: skip
         if high_inner & ((high > low) | (low_inner == 0)):
-            token, inside = chunk_of_tokens(first, stop, high_chunk, C)
-            mine = inside & (token - tl.load(offset + n) < e)
+            token, inside = tokens_of(first, stop, high_chunk, C)
+            mine = inside & (token - tl.load(offset + n) + tl.arange(0, C) < e)
             state += some_tokens(k, v, k_stride, v_stride, G, total, token, mine, inside, base + end, base + high + 1,
-                                 row, column, H, DK, DV, FACTOR, PRECISION)  # fmt: skip
+                                 row, column, H, DK, DV, C, FACTOR, PRECISION)  # fmt: skip
         low += low_inner.to(tl.int32)
         if high > low:
             older = matrix(S, (base + low) * H, row, column, DK, DV, low > 0)

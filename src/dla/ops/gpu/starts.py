@@ -18,7 +18,7 @@ import triton.language as tl
 from torch import Tensor
 
 from dla.ops.gpu.configs import config
-from dla.ops.gpu.language import chunk_of_tokens
+from dla.ops.gpu.language import per_head, tokens_of
 from dla.ops.gpu.launch import launch
 from dla.ops.gpu.tiles import CHUNK, Tiles
 
@@ -27,9 +27,9 @@ from dla.ops.gpu.tiles import CHUNK, Tiles
 def latest_deaths(death, latest, first, stop, H: tl.constexpr, C: tl.constexpr, BH: tl.constexpr):
     """latest [chunks, H] of death [tokens, H]; -1 where no state opens."""
     c = tl.program_id(0)
-    token, inside = chunk_of_tokens(first, stop, c, C)
+    token, inside = tokens_of(first, stop, c, C)
     head = tl.program_id(1) * BH + tl.arange(0, BH)
-    at = token.to(tl.int64)[:, None] * H + head[None, :]
+    at = token.to(tl.int64) * H + tl.arange(0, C)[:, None] * H + head[None, :]
     d = tl.load(death + at, mask=inside[:, None] & (head < H)[None, :], other=-1)  # [C, BH]
     tl.store(latest + c * H + head, tl.max(d, 0), mask=head < H)
 
@@ -57,19 +57,20 @@ def starts_alive(
     position += place.to(tl.int64) * K
     ends += place.to(tl.int64) * K
     found = tl.full((), 0, tl.int32)
-    for i in range(0, carried, BS):
-        state = i + tl.arange(0, BS)
-        d = tl.load(initial_death + (n * H + h) * carried + state, mask=state < carried, other=-1)
-        found = append(position, ends, found, K, state - carried, d, d > t)
+    if initial_death is not None:
+        for i in range(0, carried, BS):
+            state = i + tl.arange(0, BS)
+            d = tl.load(initial_death + (n * H + h) * carried + state, mask=state < carried, other=-1)
+            found = append(position, ends, found, K, state - carried, d, d > t)
     for b in range(tl.load(chunks + n), last, BC):
         chunk = b + tl.arange(0, BC)
         wanted = tl.load(latest + chunk * H + h, mask=chunk < last, other=-1) > t
         next_one = b - 1
         for _ in range(tl.sum(wanted.to(tl.int32), 0)):
             next_one = tl.min(tl.where(wanted & (chunk > next_one), chunk, last), 0)
-            token, inside = chunk_of_tokens(first, stop, next_one, C)
-            d = tl.load(death + token.to(tl.int64) * H + h, mask=inside, other=-1)
-            found = append(position, ends, found, K, token - origin, d, d > t)
+            token, inside = tokens_of(first, stop, next_one, C)
+            d = per_head(death + h, H, token, inside, -1, C)
+            found = append(position, ends, found, K, token - origin + tl.arange(0, C), d, d > t)
     tl.store(count + place, tl.minimum(found, K))
 
 

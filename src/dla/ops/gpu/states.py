@@ -20,7 +20,7 @@ import triton.language as tl
 from torch import Tensor
 
 from dla.ops.gpu.configs import config
-from dla.ops.gpu.language import arithmetic, chunk_of_tokens, matrix, product, put_matrix, rows, tile
+from dla.ops.gpu.language import arithmetic, matrix, per_head, product, put_matrix, rows, tile, tokens_of
 from dla.ops.gpu.launch import launch
 from dla.ops.gpu.tiles import CHUNK, Tiles
 
@@ -30,11 +30,11 @@ NOTHING_LEFT: tl.constexpr = tl.constexpr(-128.0)  # e^-128 is zero in float32, 
 @triton.jit
 def running_decays(g, G, first, stop, H: tl.constexpr, C: tl.constexpr, BH: tl.constexpr):
     """G [tokens, H]: running sums of g [tokens, H] inside each chunk."""
-    token, inside = chunk_of_tokens(first, stop, tl.program_id(0), C)
+    token, inside = tokens_of(first, stop, tl.program_id(0), C)
     head = tl.program_id(1) * BH + tl.arange(0, BH)
-    g_ = rows(g, H, token, inside, head, H).to(tl.float64)  # [C, BH]
+    g_ = rows(g, H, token, inside, head, H, C).to(tl.float64)  # [C, BH]
     sums = tl.cumsum(tl.where(g_ < NOTHING_LEFT, NOTHING_LEFT, g_), 0)  # a NaN stays one
-    at = token.to(tl.int64)[:, None] * H + head[None, :]
+    at = token.to(tl.int64) * H + tl.arange(0, C)[:, None] * H + head[None, :]
     tl.store(G + at, sums.to(tl.float32), mask=inside[:, None] & (head < H)[None, :])
 
 
@@ -55,21 +55,22 @@ def prefix_states(
     begin, end = tl.load(chunks + n), tl.load(chunks + n + 1)
     at = begin + n * (carried + 1)  # the sequence's first row
     state = tl.zeros([BK, BV], tl.float32)
-    for i in range(carried):
-        put_matrix(S, (at + i).to(tl.int64) * H + h, row, column, DK, DV, state)
-        if G is not None:
-            tl.store(total + (at + i) * H + h, 0.0)
-        state += matrix(initial, head_of_all * carried + i, row, column, DK, DV, True)
+    if initial is not None:
+        for i in range(carried):
+            put_matrix(S, (at + i).to(tl.int64) * H + h, row, column, DK, DV, state)
+            if G is not None:
+                tl.store(total + (at + i) * H + h, 0.0)
+            state += matrix(initial, head_of_all * carried + i, row, column, DK, DV, True)
     at += carried
     sum_g = tl.full((), 0.0, tl.float64)
     for c in range(begin, end):
         put_matrix(S, at.to(tl.int64) * H + h, row, column, DK, DV, state)
-        token, inside = chunk_of_tokens(first, stop, c, C)
-        k_ = rows(k, k_stride, token, inside, row, DK)  # [C, BK]
-        v_ = rows(v, v_stride, token, inside, column, DV)  # [C, BV]
+        token, inside = tokens_of(first, stop, c, C)
+        k_ = rows(k, k_stride, token, inside, row, DK, C)  # [C, BK]
+        v_ = rows(v, v_stride, token, inside, column, DV, C)  # [C, BV]
         if G is not None:
             tl.store(total + at * H + h, sum_g)
-            G_ = tl.load(G + token.to(tl.int64) * H + h, mask=inside, other=0.0)  # [C]
+            G_ = per_head(G + h, H, token, inside, 0.0, C)  # [C]
             G_end = tl.min(G_, 0)
             k_ = (k_ * tl.exp(tl.where(inside, G_end - G_, 0.0))[:, None]).to(FACTOR)
             state = state * tl.exp(G_end) + product(tl.trans(k_), v_.to(FACTOR), PRECISION)
