@@ -2,7 +2,8 @@
 
 from typing import Any
 
-# BK, BV: the longest tiles of dk and dv; narrower widths take the next power of two
+# BK, BV: the longest tiles of dk and dv; narrower widths take the next power of two. BX: keys at a time, BH: heads, BS:
+# states or spans, BC: chunks. registers: most that a thread may have, of products in halves.
 TABLE: dict[str, dict[str, Any]] = {
     "running_decays": {"warps": 4, "stages": 1, "BH": 8},
     "prefix_states": {"warps": 4, "stages": 2, "BK": 64, "BV": 64},
@@ -10,9 +11,11 @@ TABLE: dict[str, dict[str, Any]] = {
     "starts_alive": {"warps": 1, "stages": 1, "BC": 64, "BS": 32},
     "slots": {"warps": 4, "stages": 1, "BS": 32},
     "fenwick": {"warps": 4, "stages": 1},
-    "outputs": {"warps": 4, "stages": 2, "BK": 64, "BV": 64},
+    "outputs_single": {"warps": 8, "stages": 2, "registers": 128, "BX": 32, "BK": 32, "BV": 64},
+    "outputs_log_linear": {"warps": 8, "stages": 2, "registers": 128, "BX": 32, "BK": 32, "BV": 64},
+    "outputs_dynamic": {"warps": 8, "stages": 1, "registers": 128, "BX": 32, "BK": 32, "BV": 64},
     "span_matrices": {"warps": 4, "stages": 1, "BK": 64, "BV": 64},
-    "running_keys": {"warps": 4, "stages": 1, "BK": 64},
+    "running_keys": {"warps": 4, "stages": 1, "BK": 32},
     "routes": {"warps": 4, "stages": 1, "BK": 32, "BS": 32},
 }
 

@@ -18,6 +18,7 @@ class Launch:
     arguments: dict[str, Any]  # by name, constexprs among them
     warps: int
     stages: int
+    registers: int | None = None  # most that a thread may have
 
 
 _seen: ContextVar[list[Launch] | None] = ContextVar("dla_launches", default=None)
@@ -34,10 +35,18 @@ def launches() -> Iterator[list[Launch]]:
         _seen.reset(token)
 
 
-def launch(kernel: Any, grid: tuple[int, ...], arguments: dict[str, Any], *, warps: int = 4, stages: int = 1) -> None:
+def launch(
+    kernel: Any,
+    grid: tuple[int, ...],
+    arguments: dict[str, Any],
+    *,
+    warps: int = 4,
+    stages: int = 1,
+    registers: int | None = None,
+) -> None:
     """Run a kernel on a grid; an empty grid runs nothing."""
     if (seen := _seen.get()) is not None:
-        seen.append(Launch(kernel, grid, arguments, warps, stages))
+        seen.append(Launch(kernel, grid, arguments, warps, stages, registers))
     if 0 in grid or any(isinstance(x, Tensor) and x.is_meta for x in arguments.values()):
         return
-    kernel[grid](**arguments, num_warps=warps, num_stages=stages)
+    kernel[grid](**arguments, num_warps=warps, num_stages=stages, maxnreg=registers)

@@ -19,28 +19,30 @@ from dla.ops.gpu.configs import config
 from dla.ops.gpu.language import arithmetic, fade, matrix, per_head, product, rows, tile, tokens_of
 from dla.ops.gpu.launch import launch
 from dla.ops.gpu.plan import Plan
-from dla.ops.gpu.slots import alive_in_chunk
 from dla.ops.gpu.states import States
 from dla.ops.gpu.tiles import CHUNK, Tiles
 from dla.ops.problem import MemoryKind
 
 
 @triton.jit
-def fits(q, k, q_stride, k_stride, token, inside, key, held, DK, C: tl.constexpr, BK: tl.constexpr, PRECISION):
-    """Q K^T [C, C] of the queries at ``token`` and the keys at ``key``."""
-    P = tl.zeros([C, C], tl.float32)
+def fits(
+    q, k, q_stride, k_stride, token, inside, key, held, DK: tl.constexpr,
+    C: tl.constexpr, BX: tl.constexpr, BK: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Q K^T [C, BX] of the queries from ``token`` and the keys from ``key`` on."""
+    P = tl.zeros([C, BX], tl.float32)
     for d in range(0, DK, BK):
         column = d + tl.arange(0, BK)
         q_ = rows(q, q_stride, token, inside, column, DK, C)
-        k_ = rows(k, k_stride, key, held, column, DK, C)
+        k_ = rows(k, k_stride, key, held, column, DK, BX)
         P += product(q_, tl.trans(k_), PRECISION)
     return P
 
 
 @triton.jit
 def read(
-    q, q_stride, token, inside, S, later, earlier, left, there, column, DK, DV,
-    C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, FACTOR: tl.constexpr, PRECISION: tl.constexpr,
+    q, q_stride, token, inside, S, later, earlier, left, there, column,
+    DK: tl.constexpr, DV: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, FACTOR: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Q (S_later - left S_earlier) [C, BV]; ``there``: whether there is an earlier one."""
     o = tl.zeros([C, BV], tl.float32)
@@ -59,34 +61,19 @@ def bit_length(x):
     return tl.where(x > 0, (x.to(tl.float32).to(tl.int32, bitcast=True) >> 23) - 126, 0)
 
 
-@triton.jit
-def own_slots(death, older, token, inside, time, H, C: tl.constexpr, MEMORY: tl.constexpr, RECENCY: tl.constexpr):
-    """[t, x]: the slot of the chunk's token x, seen from t, which is not below 0 where x <= t."""
-    if MEMORY == "log_linear":  # times are then positions of the whole sequence, of which chunks are aligned pieces
-        slot = bit_length((time % C)[:, None] ^ (time % C)[None, :])
-    else:
-        alive = alive_in_chunk(death, token, inside, time, H, C).to(tl.int32)
-        upto = tl.cumsum(alive, 1)
-        if RECENCY:
-            slot = tl.sum(alive, 1)[:, None] - upto
-        else:
-            slot = per_head(older, H, token, inside, 0, C)[:, None] + upto - 1
-    return slot
-
-
 @triton.jit(do_not_specialize=["scale", "carried", "K", "width"])
 def outputs(
-    q, k, v, lam, o, S, G, total, death, older, position, parts, part_count, weight,
+    q, k, v, lam, o, S, G, total, death, slot_before, position, parts, part_count, weight,
     first, stop, sequence, offset, lead, chunks, q_stride, k_stride, v_stride, lam_stride, scale, carried, K, width,
     H: tl.constexpr, GROUP: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr, C: tl.constexpr,
-    BK: tl.constexpr, BV: tl.constexpr, FACTOR: tl.constexpr, PRECISION: tl.constexpr,
+    BX: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, FACTOR: tl.constexpr, PRECISION: tl.constexpr,
     MEMORY: tl.constexpr, RECENCY: tl.constexpr,
 ):  # fmt: skip
     """One program a chunk, head and BV columns of its outputs."""
     tiles: tl.constexpr = tl.cdiv(DV, BV)
     c, h = tl.program_id(0) // tiles, tl.program_id(1)
     column = tl.program_id(0) % tiles * BV + tl.arange(0, BV)
-    n, step = tl.load(sequence + c), tl.arange(0, C)
+    n, step, step_x = tl.load(sequence + c), tl.arange(0, C), tl.arange(0, BX)
     before = tl.load(chunks + n)  # the sequence's first chunk
     here = carried + c - before  # the row before this chunk
     base = before + n * (carried + 1)  # and the sequence's first row
@@ -96,8 +83,9 @@ def outputs(
     v += h * DV
     S += h.to(tl.int64) * DK * DV
     if G is not None:
+        G += h
         total += h
-        G_ = per_head(G + h, H, token, inside, 0.0, C)  # [C]
+        G_ = per_head(G, H, token, inside, 0.0, C)  # [C]
 
     o_ = tl.zeros([C, BV], tl.float32)  # of the past, as it reads at the chunk's start
     if MEMORY == "single":
@@ -108,7 +96,7 @@ def outputs(
         plan_head = c if MEMORY == "log_linear" else c * H + h
         if MEMORY == "dynamic":
             death += h
-            older += h
+            slot_before += h
             position += plan_head.to(tl.int64) * K
         parts += plan_head.to(tl.int64) * K * 4
         weight += (c * H + h).to(tl.int64) * K * C + step  # [C]
@@ -120,19 +108,22 @@ def outputs(
             if MEMORY == "dynamic":
                 cut = tl.load(parts + part * 4 + 1)
                 if cut >= 0:
-                    key, held = tokens_of(first, stop, before + cut - carried, C)
-                    P = fits(q, k, q_stride, k_stride, token, inside, key, held, DK, C, BK, PRECISION)
-                    w = tl.load(weight + (begun - 1) * C, mask=begun > 0, other=0.0)[:, None]
-                    Lam = tl.broadcast_to(w, [C, C])
-                    for i in range(begun, state + 1):
-                        inner = tl.load(position + i) - (cut - carried) * C
-                        Lam = tl.where(step[None, :] >= inner, tl.load(weight + i * C)[:, None], Lam)
-                    if G is not None:
-                        G_key = per_head(G + h, H, key, held, 0.0, C)
-                        left = tl.exp(tl.where(held, tl.min(G_key, 0) - G_key, 0.0))
-                        P = P * (left * fade(total, H, base + here, base + cut + 1))[None, :]
-                    v_ = rows(v, v_stride, key, held, column, DV, C)
-                    o_ += product((P * Lam).to(FACTOR), v_.to(FACTOR), PRECISION)
+                    cut_token = tl.load(first + before + cut - carried)
+                    cut_length = tl.load(stop + before + cut - carried) - cut_token  # C, since another chunk follows it
+                    for x in range(0, cut_length, BX):
+                        key, held = cut_token + x, x + step_x < cut_length
+                        P = fits(q, k, q_stride, k_stride, token, inside, key, held, DK, C, BX, BK, PRECISION)
+                        w = tl.load(weight + (begun - 1) * C, mask=begun > 0, other=0.0)[:, None]
+                        Lam = tl.broadcast_to(w, [C, BX])
+                        for i in range(begun, state + 1):
+                            inner = tl.load(position + i) - (cut - carried) * C - x
+                            Lam = tl.where(step_x[None, :] >= inner, tl.load(weight + i * C)[:, None], Lam)
+                        if G is not None:
+                            G_end = tl.load(G + (cut_token + C - 1).to(tl.int64) * H)
+                            left = tl.exp(G_end - per_head(G, H, key, held, 0.0, BX))
+                            P = P * (left * fade(total, H, base + here, base + cut + 1))[None, :]
+                        v_ = rows(v, v_stride, key, held, column, DV, BX)
+                        o_ += product((P * Lam).to(FACTOR), v_.to(FACTOR), PRECISION)
             if end > begin:
                 left = 1.0
                 w = tl.load(weight + state * C)
@@ -144,19 +135,34 @@ def outputs(
                     DK, DV, C, BK, BV, FACTOR, PRECISION,
                 )  # fmt: skip
 
-    P = fits(q, k, q_stride, k_stride, token, inside, token, inside, DK, C, BK, PRECISION)
-    seen = (step[None, :] <= step[:, None]) & inside[:, None]
     if G is not None:
         o_ = o_ * tl.exp(G_)[:, None]
-        P = P * tl.exp(tl.where(seen, G_[:, None] - G_[None, :], 0.0))
     if MEMORY != "single":
-        time = token - tl.load(offset + n) + tl.load(lead + n) + step
-        slot = own_slots(death, older, token, inside, time, H, C, MEMORY, RECENCY)
-        slot = tl.minimum(tl.maximum(slot, 0), width - 1)
         lam += h * width + token.to(tl.int64) * lam_stride
-        P = P * tl.load(lam + step[:, None] * lam_stride + slot, mask=seen, other=0.0)
-    v_ = rows(v, v_stride, token, inside, column, DV, C)
-    o_ += product(tl.where(seen, P, 0.0).to(FACTOR), v_.to(FACTOR), PRECISION)
+        time = token - tl.load(offset + n) + tl.load(lead + n)  # of the first query
+    if MEMORY == "dynamic":
+        slot_upto = per_head(slot_before, H, token, inside, 0, C)  # [C]
+    length = tl.load(stop + c) - token
+    for x in range(0, length, BX):
+        key, held = token + x, x + step_x < length
+        P = fits(q, k, q_stride, k_stride, token, inside, key, held, DK, C, BX, BK, PRECISION)
+        seen = (x + step_x[None, :] <= step[:, None]) & inside[:, None]
+        if G is not None:
+            G_key = per_head(G, H, key, held, 0.0, BX)
+            P = P * tl.exp(tl.where(seen, G_[:, None] - G_key[None, :], 0.0))
+        if MEMORY == "log_linear":  # times are then positions of the whole sequence, of which chunks are aligned pieces
+            slot = bit_length(((time + step) % C)[:, None] ^ ((time + x + step_x) % C)[None, :])
+        if MEMORY == "dynamic":
+            d = per_head(death, H, key, held, -1, BX)
+            alive = (seen & (d[None, :] > (time + step)[:, None])).to(tl.int32)
+            upto = tl.cumsum(alive, 1)
+            slot = slot_upto[:, None] - upto if RECENCY else slot_upto[:, None] + upto
+            slot_upto = slot_upto - tl.sum(alive, 1) if RECENCY else slot_upto + tl.sum(alive, 1)
+        if MEMORY != "single":
+            slot = tl.minimum(tl.maximum(slot, 0), width - 1)
+            P = P * tl.load(lam + step[:, None] * lam_stride + slot, mask=seen, other=0.0)
+        v_ = rows(v, v_stride, key, held, column, DV, BX)
+        o_ += product(tl.where(seen, P, 0.0).to(FACTOR), v_.to(FACTOR), PRECISION)
     o += (token.to(tl.int64) * H + h) * DV
     tl.store(o + step[:, None] * (H * DV) + column[None, :], (o_ * scale).to(o.dtype.element_ty),
              mask=inside[:, None] & (column < DV)[None, :])  # fmt: skip
@@ -167,18 +173,19 @@ def outputs_of(
     plan: Plan | None = None, death: Tensor | None = None, recency: bool = False,
 ) -> Tensor:  # fmt: skip
     """o [tokens, H, dv] of q, k [tokens, Hk, dk], v [tokens, H, dv], lam [tokens, H, width], death [tokens, H]."""
-    (_, H, dv), dk, c = v.shape, k.shape[2], config("outputs")
+    (_, H, dv), dk, c = v.shape, k.shape[2], config(f"outputs_{memory}")
     o = torch.empty(v.shape, dtype=v.dtype, device=v.device)
     BK, BV = tile(dk, c["BK"]), tile(dv, c["BV"])
-    names = ("position", "parts", "part_count", "weight", "older")
+    names = ("position", "parts", "part_count", "weight", "slot_before")
     arguments = {"q": q, "k": k, "v": v, "lam": lam, "o": o, "S": states.S, "G": states.G, "total": states.total}
     arguments |= {"death": death, **{name: None if plan is None else getattr(plan, name) for name in names}}
     arguments |= {name: getattr(tiles, name) for name in ("first", "stop", "sequence", "offset", "lead", "chunks")}
     arguments |= {f"{name}_stride": x.stride(0) for name, x in (("q", q), ("k", k), ("v", v))}
     arguments |= {"lam_stride": 0 if lam is None else lam.stride(0), "width": 0 if lam is None else lam.shape[2]}
     arguments |= {"scale": scale, "carried": states.carried, "K": 0 if plan is None else plan.states}
-    arguments |= {"H": H, "GROUP": H // k.shape[1], "DK": dk, "DV": dv, "C": CHUNK, "BK": BK, "BV": BV}
+    arguments |= {"H": H, "GROUP": H // k.shape[1], "DK": dk, "DV": dv, "C": CHUNK, "BX": c["BX"], "BK": BK, "BV": BV}
     arguments |= {"MEMORY": memory, "RECENCY": recency}
     grid = (tiles.count * triton.cdiv(dv, BV), H)
-    launch(outputs, grid, arguments | arithmetic(v.dtype), warps=c["warps"], stages=c["stages"])
+    registers = None if v.dtype == torch.float32 else c["registers"]
+    launch(outputs, grid, arguments | arithmetic(v.dtype), warps=c["warps"], stages=c["stages"], registers=registers)
     return o

@@ -34,7 +34,7 @@ class Plan:
     weight: Tensor  # [chunks, H, K, CHUNK] float32
     # the dynamic memory's
     position: Tensor | None = None  # [.., H, K] int32, where a chunk's states begin; carried ones below zero
-    older: Tensor | None = None  # [tokens, H] int32: how many of its chunk's states are alive at a query
+    slot_before: Tensor | None = None  # [tokens, H] int32: what slots of its chunk's own starts are counted from
 
     @classmethod
     def empty(cls, tiles: Tiles, H: int, heads: int, K: int) -> "Plan":

@@ -26,7 +26,6 @@ from dla.ops.gpu.configs import config
 from dla.ops.gpu.key_sums import KeySums, sums_before
 from dla.ops.gpu.language import arithmetic, per_head, product, rows, tile, tokens_of
 from dla.ops.gpu.launch import launch
-from dla.ops.gpu.slots import alive_in_chunk
 from dla.ops.gpu.starts import Starts
 from dla.ops.gpu.tiles import CHUNK, Tiles
 from dla.ops.rules import SHORT
@@ -40,11 +39,11 @@ NOWHERE: tl.constexpr = tl.constexpr(-(2**31))  # before every start
 @triton.jit
 def cosines(
     q, sums, past, begin, end, there, token, inside, n, h, origin, carried, q_stride,
-    H, KEY_HEADS, GROUP, DK, C: tl.constexpr, BK: tl.constexpr, SPANS: tl.constexpr, PRECISION: tl.constexpr,
+    H, KEY_HEADS, GROUP, DK, C: tl.constexpr, BK: tl.constexpr, BS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """[C, SPANS] of the chunk's queries with the sums of keys in [begin, end)."""
-    dot = tl.zeros([C, SPANS], tl.float32)
-    q_square, c_square = tl.zeros([C], tl.float32), tl.zeros([SPANS], tl.float32)
+    """[C, BS] of the chunk's queries with the sums of keys in [begin, end)."""
+    dot = tl.zeros([C, BS], tl.float32)
+    q_square, c_square = tl.zeros([C], tl.float32), tl.zeros([BS], tl.float32)
     for d in range(0, DK, BK):
         column = d + tl.arange(0, BK)
         q_ = rows(q, q_stride, token, inside, column, DK, C).to(tl.float32)
@@ -56,17 +55,6 @@ def cosines(
         c_square += tl.sum(c_ * c_, 1)
     lengths = tl.maximum(tl.sqrt(q_square), SHORTEST)[:, None] * tl.maximum(tl.sqrt(c_square), SHORTEST)[None, :]
     return dot / lengths
-
-
-@triton.jit
-def put_weights(made, lam, lam_stride, width, rho, cos, slot, seen, live, token, K, H, h, C: tl.constexpr, RECENCY: tl.constexpr):
-    """Write lam exp(rho (cos - 1)) into made [tokens, H, K] at [t, slot], for the spans that are seen from t."""
-    column = live[:, None] - 1 - slot if RECENCY else slot
-    column = tl.minimum(tl.maximum(column, 0), width - 1)
-    step = tl.arange(0, C)[:, None]
-    w = tl.load(lam + token.to(tl.int64) * lam_stride + step * lam_stride + h * width + column, mask=seen, other=0.0)
-    w = w.to(tl.float32) * tl.exp(rho[:, None] * (cos - 1))
-    tl.store(made + (token.to(tl.int64) * H + h) * K + step * (H * K) + slot, w, mask=seen & (slot >= 0) & (slot < K))
 
 
 @triton.jit
@@ -86,87 +74,94 @@ def alive_upto(alive, at, begin, PRECISION: tl.constexpr):
     return product(alive.to(tl.float16), before, PRECISION).to(tl.int32)
 
 
-@triton.jit(do_not_specialize=["carried", "K", "width"])
+@triton.jit
+def listed(position, ends, i, found, BS: tl.constexpr):
+    """Starts i, i + 1, ... of a list: where they are, and their deaths, which is -1 behind the last."""
+    state = i + tl.arange(0, BS)
+    p = tl.load(position + state, mask=state < found, other=0)
+    return p, tl.load(ends + state, mask=state < found, other=-1)
+
+
+@triton.jit
+def neighbours(alive, at, wall, begin, end):
+    """The last start before each wall and the first behind it, of those alive [spans, starts], and these so far."""
+    before, behind = alive & (at[None, :] < wall[:, None]), alive & (at[None, :] > wall[:, None])
+    begin = tl.maximum(begin, tl.max(tl.where(before, at[None, :], NOWHERE), 1))
+    return begin, tl.minimum(end, tl.min(tl.where(behind, at[None, :], NEVER), 1))
+
+
+@triton.jit(do_not_specialize=["carried", "K", "width", "blocks"])
 def routes(
     q, lam, rho, sums, past, death, initial, position, ends, count, made, first, stop, sequence, offset,
-    q_stride, lam_stride, width, carried, K,
+    q_stride, lam_stride, width, carried, K, blocks,
     H: tl.constexpr, KEY_HEADS: tl.constexpr, GROUP: tl.constexpr, DK: tl.constexpr, C: tl.constexpr,
-    BK: tl.constexpr, BS: tl.constexpr, PRECISION: tl.constexpr, RECENCY: tl.constexpr,
+    BK: tl.constexpr, BS: tl.constexpr, PRECISION: tl.constexpr, RECENCY: tl.constexpr, SPANS: tl.constexpr,
 ):  # fmt: skip
-    """One program a chunk and head: made [tokens, H, K]."""
-    c, h = tl.program_id(0), tl.program_id(1)
-    n, listed = tl.load(sequence + c), (c * H + h).to(tl.int64) * K
+    """One program a chunk, BS of its spans of one kind, and head: their entries of made [tokens, H, K]."""
+    c, part, h = tl.program_id(0) // blocks, tl.program_id(0) % blocks * BS, tl.program_id(1)
+    n, found = tl.load(sequence + c), tl.load(count + c * H + h)
     origin = tl.load(offset + n)
+    position += (c * H + h).to(tl.int64) * K
+    ends += (c * H + h).to(tl.int64) * K
     token, inside = tokens_of(first, stop, c, C)
-    t, found = token - origin + tl.arange(0, C), tl.load(count + c * H + h)
-    q += h // GROUP * DK
-    rho_ = per_head(rho + h, H, token, inside, 0.0, C)
-    own = per_head(death + h, H, token, inside, -1, C)  # [C]
-    alive = alive_in_chunk(death + h, token, inside, t, H, C)  # [t, x]
+    step = tl.arange(0, C)
+    t = token - origin + step  # [C] times of queries
+    own = per_head(death + h, H, token, inside, -1, C)
 
-    # how many live at t, the current one's start, and the start that ends at t
-    live = tl.sum(alive.to(tl.int32), 1)
-    current = tl.max(tl.where(alive, t[None, :], NOWHERE), 1)
-    ended = tl.max(tl.where(own[None, :] == t[:, None], t[None, :], NOWHERE), 1)
-    for i in range(0, found, BS):
-        state = i + tl.arange(0, BS)
-        p = tl.load(position + listed + state, mask=state < found, other=0)[None, :]
-        d = tl.load(ends + listed + state, mask=state < found, other=-1)[None, :]
-        live += tl.sum((d > t[:, None]).to(tl.int32), 1)
-        current = tl.maximum(current, tl.max(tl.where(d > t[:, None], p, NOWHERE), 1))
-        ended = tl.maximum(ended, tl.max(tl.where(d == t[:, None], p, NOWHERE), 1))
-    # its neighbours
-    begin = tl.max(tl.where(alive & (t[None, :] < ended[:, None]), t[None, :], NOWHERE), 1)
-    end = tl.min(tl.where(alive & (t[None, :] > ended[:, None]), t[None, :], NEVER), 1)
-    for i in range(0, found, BS):
-        state = i + tl.arange(0, BS)
-        p = tl.load(position + listed + state, mask=state < found, other=0)[None, :]
-        alive_then = tl.load(ends + listed + state, mask=state < found, other=-1)[None, :] > t[:, None]
-        begin = tl.maximum(begin, tl.max(tl.where(alive_then & (p < ended[:, None]), p, NOWHERE), 1))
-        end = tl.minimum(end, tl.min(tl.where(alive_then & (p > ended[:, None]), p, NEVER), 1))
-    merges = inside & (ended > NOWHERE) & (begin > NOWHERE) & (end < NEVER)
-    begin, end = tl.where(merges, begin, 0), tl.where(merges, end, 0)
-    runs = inside & (current > NOWHERE)
-    current = tl.where(runs, current, 0)
+    # the spans [begin, end), each seen by t in [since, until)
+    span = part + tl.arange(0, BS)
+    since = token - origin + span
+    if SPANS == "first":
+        there, last, since = span < found, span + 1 == found, since - span
+        begin, until = listed(position, ends, part, found, BS)
+        end = tl.where(last, since, tl.load(position + span + 1, mask=there & (span + 1 < found), other=0))
+        until = tl.minimum(until, death_at(end, there, death, initial, origin, n, h, carried, H))
+    else:
+        there = token + span < tl.load(stop + c)
+        wall = since + 1  # behind the step itself: the start before is the current state's
+        if SPANS == "merged":
+            wall = tl.max(tl.where(own[None, :] == since[:, None], t[None, :], NOWHERE), 1)
+            for i in range(0, found, BS):
+                p, d = listed(position, ends, i, found, BS)
+                wall = tl.maximum(wall, tl.max(tl.where(d[None, :] == since[:, None], p[None, :], NOWHERE), 1))
+            there = there & (wall > NOWHERE)
+        alive = (own[None, :] > since[:, None]) & (t[None, :] <= since[:, None])
+        begin, end = tl.full([BS], NOWHERE, tl.int32), tl.full([BS], NEVER, tl.int32)
+        begin, end = neighbours(alive, t, wall, begin, end)
+        for i in range(0, found, BS):
+            p, d = listed(position, ends, i, found, BS)
+            begin, end = neighbours(d[None, :] > since[:, None], p, wall, begin, end)
+        there = there & (begin > NOWHERE)
+        begin = tl.where(there, begin, 0)
+        if SPANS == "merged":
+            there = there & (end < NEVER)
+            end = tl.where(there, end, 0)
+            joins = death_at(end, there, death, initial, origin, n, h, carried, H)
+        else:
+            end = since + 1
+            joins = tl.load(death + (origin + end).to(tl.int64) * H + h, mask=origin + end < tl.load(stop + c), other=NEVER)
+        until = tl.minimum(death_at(begin, there, death, initial, origin, n, h, carried, H), joins)
+        until = tl.where(joins < 0, since + 1, until)
 
-    # slots of both, counted over all starts
-    slot_current = alive_upto(alive, t, current, PRECISION) - 1  # [t, s]
-    slot_merged = alive_upto(alive, t, begin, PRECISION) - 1
-    upto = tl.zeros([C], tl.int32)
-    for i in range(0, found, BS):
-        state = i + tl.arange(0, BS)
-        there = state < found
-        p = tl.load(position + listed + state, mask=there, other=0)
-        d = tl.load(ends + listed + state, mask=there, other=-1)
-        alive_then = d[None, :] > t[:, None]  # [t, BS]
-        slot_current += alive_upto(alive_then, p, current, PRECISION)
-        slot_merged += alive_upto(alive_then, p, begin, PRECISION)
-        # the spans at the chunk's start
-        slot = upto[:, None] + tl.cumsum(alive_then.to(tl.int32), 1) - 1
-        upto += tl.sum(alive_then.to(tl.int32), 1)
-        last = state + 1 == found
-        e = tl.where(last, token - origin, tl.load(position + listed + state + 1, mask=there & ~last, other=0))
-        until = tl.minimum(d, death_at(e, there, death, initial, origin, n, h, carried, H))
-        seen = inside[:, None] & (t[:, None] < until[None, :])
-        cos = cosines(q, sums, past, p, e, there, token, inside, n, h, origin, carried, q_stride,
+    if tl.max(there.to(tl.int32), 0) > 0:
+        # slots are the starts alive at t, counted up to each span's
+        alive_then = (own[None, :] > t[:, None]) & (step[None, :] <= step[:, None])
+        live = tl.sum(alive_then.to(tl.int32), 1)
+        slot = alive_upto(alive_then, t, begin, PRECISION) - 1  # [C, BS]
+        for i in range(0, found, BS):
+            p, d = listed(position, ends, i, found, BS)
+            slot += alive_upto(d[None, :] > t[:, None], p, begin, PRECISION)
+            live += tl.sum((d[None, :] > t[:, None]).to(tl.int32), 1)
+        seen = inside[:, None] & there[None, :] & (t[:, None] >= since[None, :]) & (t[:, None] < until[None, :])
+        cos = cosines(q + h // GROUP * DK, sums, past, begin, end, there, token, inside, n, h, origin, carried, q_stride,
                       H, KEY_HEADS, GROUP, DK, C, BK, BS, PRECISION)  # fmt: skip
-        put_weights(made, lam, lam_stride, width, rho_, cos, slot, seen, live, token, K, H, h, C, RECENCY)
-
-    until = death_at(current, runs, death, initial, origin, n, h, carried, H)
-    after = per_head(death + h, H, token + 1, token + 1 + tl.arange(0, C) < tl.load(stop + c), NEVER, C)
-    until = tl.where(after < 0, t + 1, tl.minimum(until, after))
-    seen = runs[None, :] & inside[:, None] & (t[:, None] >= t[None, :]) & (t[:, None] < until[None, :])
-    cos = cosines(q, sums, past, current, t + 1, runs, token, inside, n, h, origin, carried, q_stride,
-                  H, KEY_HEADS, GROUP, DK, C, BK, C, PRECISION)  # fmt: skip
-    put_weights(made, lam, lam_stride, width, rho_, cos, slot_current, seen, live, token, K, H, h, C, RECENCY)
-
-    if tl.max(merges.to(tl.int32), 0) > 0:
-        until = death_at(begin, merges, death, initial, origin, n, h, carried, H)
-        until = tl.minimum(until, death_at(end, merges, death, initial, origin, n, h, carried, H))
-        seen = merges[None, :] & inside[:, None] & (t[:, None] >= t[None, :]) & (t[:, None] < until[None, :])
-        cos = cosines(q, sums, past, begin, end, merges, token, inside, n, h, origin, carried, q_stride,
-                      H, KEY_HEADS, GROUP, DK, C, BK, C, PRECISION)  # fmt: skip
-        put_weights(made, lam, lam_stride, width, rho_, cos, slot_merged, seen, live, token, K, H, h, C, RECENCY)
+        column = live[:, None] - 1 - slot if RECENCY else slot
+        column = tl.minimum(tl.maximum(column, 0), width - 1)
+        lam += token.to(tl.int64) * lam_stride + h * width
+        w = tl.load(lam + step[:, None] * lam_stride + column, mask=seen, other=0.0).to(tl.float32)
+        w = w * tl.exp(per_head(rho + h, H, token, inside, 0.0, C)[:, None] * (cos - 1))
+        made += (token.to(tl.int64) * H + h) * K
+        tl.store(made + step[:, None] * (H * K) + slot, w, mask=seen & (slot >= 0) & (slot < K))
 
 
 def routed_weights(
@@ -176,15 +171,18 @@ def routed_weights(
 
     q [tokens, Hk, dk], lam [tokens, H, width], route [tokens, H]
     """
-    (tokens, H, width), (_, key_heads, dk), c = lam.shape, q.shape, config("routes")
-    made = torch.empty(tokens, H, starts.states, dtype=torch.float32, device=q.device)
+    (tokens, H, width), (_, key_heads, dk), K, c = lam.shape, q.shape, starts.states, config("routes")
+    made = torch.empty(tokens, H, K, dtype=torch.float32, device=q.device)
     arguments = {"q": q, "lam": lam, "rho": route, "sums": sums.sums, "past": sums.past, "death": starts.of_tokens}
     arguments |= {"initial": starts.of_carried, "position": starts.position, "ends": starts.death}
     arguments |= {"count": starts.count, "made": made, "first": tiles.first, "stop": tiles.stop}
     arguments |= {"sequence": tiles.sequence, "offset": tiles.offset, "q_stride": q.stride(0)}
-    arguments |= {"lam_stride": lam.stride(0), "width": width, "carried": starts.carried, "K": starts.states}
+    arguments |= {"lam_stride": lam.stride(0), "width": width, "carried": starts.carried, "K": K}
     arguments |= {"H": H, "KEY_HEADS": key_heads, "GROUP": H // key_heads, "DK": dk, "C": CHUNK}
     arguments |= {"BK": tile(dk, c["BK"]), "BS": c["BS"], "RECENCY": recency}
     arguments["PRECISION"] = arithmetic(torch.float32)["PRECISION"]
-    launch(routes, (tiles.count, H), arguments, warps=c["warps"], stages=c["stages"])
+    for spans, most in (("first", K), ("current", CHUNK), ("merged", CHUNK)):
+        blocks = triton.cdiv(most, c["BS"])
+        kind = arguments | {"SPANS": spans, "blocks": blocks}
+        launch(routes, (tiles.count * blocks, H), kind, warps=c["warps"], stages=c["stages"])
     return made

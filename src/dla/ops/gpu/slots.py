@@ -36,7 +36,7 @@ def row_of(position, carried, C: tl.constexpr):
 
 @triton.jit(do_not_specialize=["carried", "K", "width"])
 def slots(
-    lam, death, position, ends, count, parts, part_count, weight, older, first, stop, sequence, offset, chunks,
+    lam, death, position, ends, count, parts, part_count, weight, slot_before, first, stop, sequence, offset, chunks,
     lam_stride, width, carried, K,
     H: tl.constexpr, C: tl.constexpr, BS: tl.constexpr, RECENCY: tl.constexpr,
 ):  # fmt: skip
@@ -86,19 +86,20 @@ def slots(
         tl.store(part + 3, next_row, mask=last)
         made += tl.sum(last.to(tl.int32), 0)
     tl.store(part_count + place, made)
-    tl.store(older + token.to(tl.int64) * H + h + tl.arange(0, C) * H, seen, mask=inside)
+    slot_before += token.to(tl.int64) * H + h
+    tl.store(slot_before + tl.arange(0, C) * H, live - seen if RECENCY else seen - 1, mask=inside)
 
 
 def slots_of(lam: Tensor, starts: Starts, tiles: Tiles, recency: bool) -> Plan:
     """lam [tokens, H, width]"""
     (tokens, H, width), K = lam.shape, starts.states
     plan = Plan.empty(tiles, H, H, K)
-    older = torch.empty(tokens, H, dtype=torch.int32, device=lam.device)
+    slot_before = torch.empty(tokens, H, dtype=torch.int32, device=lam.device)
     c = config("slots")
     arguments = {"lam": lam, "death": starts.of_tokens, "position": starts.position, "ends": starts.death}
     arguments |= {"count": starts.count, "parts": plan.parts, "part_count": plan.part_count, "weight": plan.weight}
-    arguments |= {"older": older, "first": tiles.first, "stop": tiles.stop, "sequence": tiles.sequence}
+    arguments |= {"slot_before": slot_before, "first": tiles.first, "stop": tiles.stop, "sequence": tiles.sequence}
     arguments |= {"offset": tiles.offset, "chunks": tiles.chunks, "lam_stride": lam.stride(0), "width": width}
     arguments |= {"carried": starts.carried, "K": K, "H": H, "C": CHUNK, "BS": c["BS"], "RECENCY": recency}
     launch(slots, (tiles.count, H), arguments, warps=c["warps"], stages=c["stages"])
-    return replace(plan, position=starts.position, older=older)
+    return replace(plan, position=starts.position, slot_before=slot_before)

@@ -18,8 +18,8 @@ from dla.ops.gpu.tiles import CHUNK, Tiles
 
 @triton.jit
 def some_tokens(
-    k, v, k_stride, v_stride, G, total, token, mine, inside, end, chunk_end, row, column, H, DK, DV,
-    C: tl.constexpr, FACTOR: tl.constexpr, PRECISION: tl.constexpr,
+    k, v, k_stride, v_stride, G, total, token, mine, inside, end, chunk_end, row, column, H,
+    DK: tl.constexpr, DV: tl.constexpr, C: tl.constexpr, FACTOR: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """K^T V of the chunk's tokens that are ``mine``, after all decay up to row ``end``."""
     k_ = rows(k, k_stride, token, mine, row, DK, C)
