@@ -16,7 +16,7 @@ TABLE: dict[str, dict[str, Any]] = {
     "outputs_dynamic": {"warps": 8, "stages": 1, "registers": 128, "BX": 32, "BK": 32, "BV": 64},
     "span_matrices": {"warps": 4, "stages": 1, "BK": 64, "BV": 64},
     "running_keys": {"warps": 4, "stages": 1, "BK": 32},
-    "routes": {"warps": 4, "stages": 1, "BK": 32, "BS": 32},
+    "routes": {"warps": 8, "stages": 1, "BK": 16, "BS": 32},
 }
 
 

@@ -39,6 +39,17 @@ def product(a, b, PRECISION: tl.constexpr):
 
 
 @triton.jit
+def rounded(x, DTYPE: tl.constexpr):
+    """x, float32, in DTYPE. The interpreter cuts digits off where bfloat16 has none; there, x is rounded before."""
+    if UPCAST:
+        if DTYPE == tl.bfloat16:
+            bits = x.to(tl.int32, bitcast=True)
+            bits = (bits + 0x7FFF + ((bits >> 16) & 1)) & -0x10000
+            x = tl.where(x == x, bits.to(tl.float32, bitcast=True), x)
+    return x.to(DTYPE)
+
+
+@triton.jit
 def rows(x, stride, first, inside, column, width, C: tl.constexpr):
     """x at the C tokens from ``first`` and at columns: [C, columns], zero outside. ``stride`` lies between tokens."""
     x += first.to(tl.int64) * stride  # large offsets are taken once, small ones for every number

@@ -16,7 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 from dla.ops.gpu.configs import config
-from dla.ops.gpu.language import arithmetic, fade, matrix, per_head, product, rows, tile, tokens_of
+from dla.ops.gpu.language import arithmetic, fade, matrix, per_head, product, rounded, rows, tile, tokens_of
 from dla.ops.gpu.launch import launch
 from dla.ops.gpu.plan import Plan
 from dla.ops.gpu.states import States
@@ -51,7 +51,7 @@ def read(
         q_ = rows(q, q_stride, token, inside, row, DK, C)
         S_ = matrix(S, later, row, column, DK, DV, True)
         S_ -= left * matrix(S, earlier, row, column, DK, DV, there)
-        o += product(q_.to(FACTOR), S_.to(FACTOR), PRECISION)
+        o += product(q_.to(FACTOR), rounded(S_, FACTOR), PRECISION)
     return o
 
 
@@ -123,7 +123,7 @@ def outputs(
                             left = tl.exp(G_end - per_head(G, H, key, held, 0.0, BX))
                             P = P * (left * fade(total, H, base + here, base + cut + 1))[None, :]
                         v_ = rows(v, v_stride, key, held, column, DV, BX)
-                        o_ += product((P * Lam).to(FACTOR), v_.to(FACTOR), PRECISION)
+                        o_ += product(rounded(P * Lam, FACTOR), v_.to(FACTOR), PRECISION)
             if end > begin:
                 left = 1.0
                 w = tl.load(weight + state * C)
@@ -162,9 +162,9 @@ def outputs(
             slot = tl.minimum(tl.maximum(slot, 0), width - 1)
             P = P * tl.load(lam + step[:, None] * lam_stride + slot, mask=seen, other=0.0)
         v_ = rows(v, v_stride, key, held, column, DV, BX)
-        o_ += product(tl.where(seen, P, 0.0).to(FACTOR), v_.to(FACTOR), PRECISION)
+        o_ += product(rounded(tl.where(seen, P, 0.0), FACTOR), v_.to(FACTOR), PRECISION)
     o += (token.to(tl.int64) * H + h) * DV
-    tl.store(o + step[:, None] * (H * DV) + column[None, :], (o_ * scale).to(o.dtype.element_ty),
+    tl.store(o + step[:, None] * (H * DV) + column[None, :], rounded(o_ * scale, o.dtype.element_ty),
              mask=inside[:, None] & (column < DV)[None, :])  # fmt: skip
 
 

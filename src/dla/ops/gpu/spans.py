@@ -10,7 +10,7 @@ import triton.language as tl
 from torch import Tensor
 
 from dla.ops.gpu.configs import config
-from dla.ops.gpu.language import arithmetic, fade, matrix, per_head, product, put_matrix, rows, tile, tokens_of
+from dla.ops.gpu.language import arithmetic, fade, matrix, per_head, product, put_matrix, rounded, rows, tile, tokens_of
 from dla.ops.gpu.launch import launch
 from dla.ops.gpu.states import States
 from dla.ops.gpu.tiles import CHUNK, Tiles
@@ -27,7 +27,7 @@ def some_tokens(
     if G is not None:
         G_ = per_head(G, H, token, inside, 0.0, C)
         left = tl.exp(tl.where(inside, tl.min(G_, 0) - G_, 0.0)) * fade(total, H, end, chunk_end)
-        k_ = k_ * left[:, None]
+        k_ = rounded(k_ * left[:, None], FACTOR)
     return product(tl.trans(k_.to(FACTOR)), v_.to(FACTOR), PRECISION)
 
 

@@ -20,7 +20,7 @@ import triton.language as tl
 from torch import Tensor
 
 from dla.ops.gpu.configs import config
-from dla.ops.gpu.language import arithmetic, matrix, per_head, product, put_matrix, rows, tile, tokens_of
+from dla.ops.gpu.language import arithmetic, matrix, per_head, product, put_matrix, rounded, rows, tile, tokens_of
 from dla.ops.gpu.launch import launch
 from dla.ops.gpu.tiles import CHUNK, Tiles
 
@@ -72,7 +72,7 @@ def prefix_states(
             tl.store(total + at * H + h, sum_g)
             G_ = per_head(G + h, H, token, inside, 0.0, C)  # [C]
             G_end = tl.min(G_, 0)
-            k_ = (k_ * tl.exp(tl.where(inside, G_end - G_, 0.0))[:, None]).to(FACTOR)
+            k_ = rounded(k_ * tl.exp(tl.where(inside, G_end - G_, 0.0))[:, None], FACTOR)
             state = state * tl.exp(G_end) + product(tl.trans(k_), v_.to(FACTOR), PRECISION)
             sum_g += G_end
         else:
@@ -106,7 +106,7 @@ def states_of(k: Tensor, v: Tensor, g: Tensor | None, initial: Tensor | None, ti
     G = total = None
     where = {"first": tiles.first, "stop": tiles.stop}
     if g is not None:
-        G, total = torch.empty(tokens, H, dtype=torch.float32, device=v.device), S.new_empty(count, H, dtype=torch.float64)
+        G, total = torch.empty(tokens, H, dtype=torch.float32, device=v.device), torch.empty(count, H, dtype=torch.float64, device=v.device)
         c = config("running_decays")
         grid = (tiles.count, triton.cdiv(H, c["BH"]))
         arguments = {"g": g, "G": G, **where, "H": H, "C": CHUNK, "BH": c["BH"]}
