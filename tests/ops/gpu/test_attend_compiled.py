@@ -57,14 +57,23 @@ def compiled(launch: Launch, capability: int, folder: Path) -> Needs:
     ptx.write_text(made.asm["ptx"])
     target = re.search(r"\.target (\w+)", made.asm["ptx"])
     assert target is not None
-    command = [Path(triton.__file__).parent / "backends/nvidia/bin/ptxas", "-v", f"-arch={target[1]}", ptx, "-o", "/dev/null"]
+    command = [
+        Path(triton.__file__).parent / "backends/nvidia/bin/ptxas",
+        "-v",
+        f"-arch={target[1]}",
+        ptx,
+        "-o",
+        "/dev/null",
+    ]
     said = subprocess.run(command, capture_output=True, text=True, check=True).stderr
     registers, spilled = re.search(r"Used (\d+) registers", said), re.search(r"(\d+) bytes spill stores", said)
     assert registers is not None and spilled is not None
     return Needs(launch.kernel.fn.__name__, int(registers[1]), int(spilled[1]), made.metadata.shared)
 
 
-def recorded(memory: Any, dk: int, dv: int, H: int, Hk: int, *, routed: bool = False, goes_on: bool = False) -> list[Launch]:
+def recorded(
+    memory: Any, dk: int, dv: int, H: int, Hk: int, *, routed: bool = False, goes_on: bool = False
+) -> list[Launch]:
     """The launches of a call in bfloat16, on nothing; ``goes_on``: from a state, and with one after it."""
     T, K = 256, 30
 
@@ -82,7 +91,10 @@ def recorded(memory: Any, dk: int, dv: int, H: int, Hk: int, *, routed: bool = F
     elif goes_on:
         matrices = empty(1, H, dk, dv, dtype=torch.float32)
         levels = empty(1, H, 9, dk, dv, dtype=torch.float32)
-        kinds = {"single": LinearState(matrix=matrices, length=length), "log_linear": LogLinearState(levels=levels, length=length)}
+        kinds = {
+            "single": LinearState(matrix=matrices, length=length),
+            "log_linear": LogLinearState(levels=levels, length=length),
+        }
         x["state"] = kinds[memory]
     problem = Problem(memory=memory, layout=Layout.of(1, T, None), rules=Rules(capacity=K), **x)
     with launches() as seen:
@@ -96,7 +108,11 @@ def with_states(problem: Problem) -> None:
     """The kernels that take states and leave them, whose other work needs values."""
     from dla.ops.gpu import memories
 
-    x, tiles, (_, H, dk, dv) = memories.Operands.of(problem), memories.Tiles.of(problem.layout, problem.device), problem.shape
+    x, tiles, (_, H, dk, dv) = (
+        memories.Operands.of(problem),
+        memories.Tiles.of(problem.layout, problem.device),
+        problem.shape,
+    )
     death = torch.empty(len(x.v), H, dtype=torch.int32, device="meta")
     initial, carried = death[None, :30].mT, torch.empty(1, H, 30, dk, dv, device="meta")
     starts = memories.starts_of(death, initial, tiles, 30, ends=True)

@@ -104,7 +104,7 @@ class Lifetimes:
         return made.sum(-1, keepdim=True) - made.cumsum(-1) if states else made
 
     def carried_in(self, state: DynamicState) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Of the states carried in, oldest first: deaths [N, H, states] int32, -1 behind the last; matrices; key sums."""
+        """The states carried in, oldest first: deaths [N, H, states] int32, -1 behind the last; matrices; key sums."""
         before = self.where(self.start < 0)
         size = torch.zeros(self.layout.sequences, self.heads, dtype=torch.int64, device=self.start.device)
         size.index_put_((before.sequence, before.head), size.new_ones(()), accumulate=True)

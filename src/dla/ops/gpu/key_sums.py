@@ -6,6 +6,7 @@ that are what is missing up to the call's start, taken negative.
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import triton
@@ -80,8 +81,15 @@ def key_sums_of(k: Tensor, carried: Tensor | None, tiles: Tiles) -> KeySums:
     (tokens, key_heads, dk), c, N = k.shape, config("running_keys"), tiles.sequences
     sums = torch.empty(tokens + N, key_heads, dk, dtype=torch.float64, device=k.device)
     BK = tile(dk, c["BK"])
-    arguments = {"k": k, "sums": sums, "first": tiles.first, "stop": tiles.stop, "offset": tiles.offset}
-    arguments |= {"chunks": tiles.chunks, "k_stride": k.stride(0), "KEY_HEADS": key_heads, "DK": dk, "C": CHUNK, "BK": BK}
+    arguments: dict[str, Any] = {"k": k, "sums": sums, "first": tiles.first, "stop": tiles.stop, "offset": tiles.offset}
+    arguments |= {
+        "chunks": tiles.chunks,
+        "k_stride": k.stride(0),
+        "KEY_HEADS": key_heads,
+        "DK": dk,
+        "C": CHUNK,
+        "BK": BK,
+    }
     launch(running_keys, (N * key_heads * triton.cdiv(dk, BK),), arguments, warps=c["warps"], stages=c["stages"])
     past = None if carried is None else -carried.double().flip(2).cumsum(2).flip(2).contiguous()
     return KeySums(sums, past)

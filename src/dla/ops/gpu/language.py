@@ -41,11 +41,10 @@ def product(a, b, PRECISION: tl.constexpr):
 @triton.jit
 def rounded(x, DTYPE: tl.constexpr):
     """x, float32, in DTYPE. The interpreter cuts digits off where bfloat16 has none; there, x is rounded before."""
-    if UPCAST:
-        if DTYPE == tl.bfloat16:
-            bits = x.to(tl.int32, bitcast=True)
-            bits = (bits + 0x7FFF + ((bits >> 16) & 1)) & -0x10000
-            x = tl.where(x == x, bits.to(tl.float32, bitcast=True), x)
+    if UPCAST and tl.bfloat16 == DTYPE:
+        bits = x.to(tl.int32, bitcast=True)
+        bits = (bits + 0x7FFF + ((bits >> 16) & 1)) & -0x10000
+        x = tl.where(x == x, bits.to(tl.float32, bitcast=True), x)  # a NaN stays one
     return x.to(DTYPE)
 
 

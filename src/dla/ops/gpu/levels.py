@@ -1,9 +1,11 @@
 """Log-Linear's part of a plan (plan.py): the Fenwick blocks of what a sequence has seen.
 
-At position P the past is one block for each bit that is set in P, the highest first: bit b has the 2^b tokens from s, P
-with that bit and all below cleared. Seen from t, a block is on level bit_length(t XOR s): that is b + 1 while t is in the
-chunk that begins at P, but for blocks shorter than a chunk, which a sequence only has where it was carried in.
+At position P the past is one block for each bit that is set in P, the highest first: bit b has the 2^b tokens from s,
+which is P with that bit and all below cleared. Seen from t, a block is on level bit_length(t XOR s): that is b + 1
+while t is in the chunk that begins at P, but for blocks shorter than a chunk, which only states carried in have.
 """
+
+from typing import Any
 
 import torch
 import triton
@@ -66,7 +68,7 @@ def levels_of(lam: Tensor, start: Tensor, carried: int, levels: int, tiles: Tile
     """lam [tokens, H, width]; start [N] int64, positions of which the first ``carried`` bits may be set."""
     (_, H, width), c = lam.shape, config("fenwick")
     plan = Plan.empty(tiles, H, 1, levels)
-    arguments = {"lam": lam, "start": start, "parts": plan.parts, "part_count": plan.part_count}
+    arguments: dict[str, Any] = {"lam": lam, "start": start, "parts": plan.parts, "part_count": plan.part_count}
     arguments |= {"weight": plan.weight, "first": tiles.first, "stop": tiles.stop, "sequence": tiles.sequence}
     arguments |= {"offset": tiles.offset, "lead": tiles.lead, "lam_stride": lam.stride(0), "width": width}
     arguments |= {"carried": carried, "levels": levels, "H": H, "C": CHUNK}

@@ -8,9 +8,9 @@ from torch import Tensor
 from dla.ops.chunked.lifetimes import Lifetimes
 from dla.ops.chunked.tokens import tokens_after
 from dla.ops.decide.decided import Decided
+from dla.ops.gpu.key_sums import key_sums_of
 from dla.ops.gpu.levels import last_blocks, levels_of
 from dla.ops.gpu.outputs import outputs_of
-from dla.ops.gpu.key_sums import key_sums_of
 from dla.ops.gpu.routing import routed_weights
 from dla.ops.gpu.slots import slots_of
 from dla.ops.gpu.spans import matrices_of
@@ -60,7 +60,7 @@ def linear(problem: Problem) -> tuple[Tensor, State | None]:
 
 
 def log_linear(problem: Problem) -> tuple[Tensor, State | None]:
-    x, state, device, longest = Operands.of(problem), problem.state, problem.device, max(problem.layout.lengths, default=0)
+    x, state, device = Operands.of(problem), problem.state, problem.device
     assert x.lam is not None
     if state is None:
         start, initial, carried = torch.zeros(problem.shape[0], dtype=torch.int64, device=device), None, 0
@@ -68,6 +68,7 @@ def log_linear(problem: Problem) -> tuple[Tensor, State | None]:
     else:
         start, initial, carried = state.length, state.dense(), state.levels.shape[2]
         tiles = Tiles.of(problem.layout, device, lead=start % CHUNK)
+    longest = max(problem.layout.lengths, default=0)
     levels = ((1 << carried) - 1 + longest).bit_length()  # of the longest sequence at most
     states = states_of(x.k, x.v, x.g, initial, tiles)
     plan = levels_of(x.lam, start, carried, max(levels, 1), tiles)
@@ -78,12 +79,10 @@ def log_linear(problem: Problem) -> tuple[Tensor, State | None]:
     end = problem.length()
     width = max((n.bit_length() for n in end.tolist()), default=0)
     made = matrices_of(x.k, x.v, *last_blocks(start, end, carried, width), states, tiles)  # oldest first
-    bit = torch.arange(width, device=device)
-    there = (end[:, None] >> bit) & 1
+    there = (end[:, None] >> torch.arange(width, device=device)) & 1
     older = there.sum(1, keepdim=True) - there.cumsum(1)  # than the block of each bit
     place = torch.where(there == 1, older, width - 1)  # free places are the last, and zero
-    place = place[:, None].expand(made.shape[:3])
-    return o, LogLinearState(levels=take_rows(made, place), length=end)
+    return o, LogLinearState(levels=take_rows(made, place[:, None].expand(made.shape[:3])), length=end)
 
 
 @dataclass(frozen=True)

@@ -5,10 +5,12 @@
 For the queries of a chunk, with Q, K, V its rows:
 
     its own tokens            (Q K^T . decay . Lam) V, Lam_{tx} = lam_{t, slot of x seen from t}, x <= t
-    chunks that are cut       the same with their K and V; the weight of a token is that of the last state begun before it
-    whole chunks of a state   w_t q_t^T (S_b - decay S_a), a difference of float32 rows that is taken before it is rounded
-                              to the inputs' dtype: behind one large token, products of rounded rows would say nothing
+    chunks that are cut       the same with their K and V; a token's weight is that of the last state begun before it
+    whole chunks of a state   w_t q_t^T (S_b - decay S_a), a difference of float32 rows that is taken before it is
+                              rounded to the inputs' dtype: behind one large token, rounded rows would say nothing
 """
+
+from typing import Any
 
 import torch
 import triton
@@ -42,7 +44,8 @@ def fits(
 @triton.jit
 def read(
     q, q_stride, token, inside, S, later, earlier, left, there, column,
-    DK: tl.constexpr, DV: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, FACTOR: tl.constexpr, PRECISION: tl.constexpr,
+    DK: tl.constexpr, DV: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
+    FACTOR: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Q (S_later - left S_earlier) [C, BV]; ``there``: whether there is an earlier one."""
     o = tl.zeros([C, BV], tl.float32)
@@ -177,7 +180,16 @@ def outputs_of(
     o = torch.empty(v.shape, dtype=v.dtype, device=v.device)
     BK, BV = tile(dk, c["BK"]), tile(dv, c["BV"])
     names = ("position", "parts", "part_count", "weight", "slot_before")
-    arguments = {"q": q, "k": k, "v": v, "lam": lam, "o": o, "S": states.S, "G": states.G, "total": states.total}
+    arguments: dict[str, Any] = {
+        "q": q,
+        "k": k,
+        "v": v,
+        "lam": lam,
+        "o": o,
+        "S": states.S,
+        "G": states.G,
+        "total": states.total,
+    }
     arguments |= {"death": death, **{name: None if plan is None else getattr(plan, name) for name in names}}
     arguments |= {name: getattr(tiles, name) for name in ("first", "stop", "sequence", "offset", "lead", "chunks")}
     arguments |= {f"{name}_stride": x.stride(0) for name, x in (("q", q), ("k", k), ("v", v))}

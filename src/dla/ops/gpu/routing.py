@@ -8,14 +8,16 @@ the current state's, until another token joins it. So it is seen by the queries 
     spans                         b                               e                       seen by t in
     at the chunk's start, of i    start i                         start i + 1, or the     [0, min(death_b, death_e))
                                                                   chunk's first token
-    current at s                  last start alive at s           s + 1                   [s, min(death_b, death_e)), or s
-                                                                                          alone if s + 1 opens nothing
+    current at s                  last start alive at s           s + 1                   [s, min(death_b, death_e)), or
+                                                                                          s if s + 1 opens nothing
     merged at s, where start j    last start before j alive at s  first start after j     [s, min(death_b, death_e))
     ends                                                          alive at s
 
 One product of the queries with the spans' sums then has all that is needed, and every state of every query is one of
 its entries: its slot is the number of starts up to b that are alive at t, less one.
 """
+
+from typing import Any
 
 import torch
 import triton
@@ -103,6 +105,7 @@ def routes(
     origin = tl.load(offset + n)
     position += (c * H + h).to(tl.int64) * K
     ends += (c * H + h).to(tl.int64) * K
+    q += h // GROUP * DK
     token, inside = tokens_of(first, stop, c, C)
     step = tl.arange(0, C)
     t = token - origin + step  # [C] times of queries
@@ -139,7 +142,9 @@ def routes(
             joins = death_at(end, there, death, initial, origin, n, h, carried, H)
         else:
             end = since + 1
-            joins = tl.load(death + (origin + end).to(tl.int64) * H + h, mask=origin + end < tl.load(stop + c), other=NEVER)
+            joins = tl.load(
+                death + (origin + end).to(tl.int64) * H + h, mask=origin + end < tl.load(stop + c), other=NEVER
+            )
         until = tl.minimum(death_at(begin, there, death, initial, origin, n, h, carried, H), joins)
         until = tl.where(joins < 0, since + 1, until)
 
@@ -153,7 +158,7 @@ def routes(
             slot += alive_upto(d[None, :] > t[:, None], p, begin, PRECISION)
             live += tl.sum((d[None, :] > t[:, None]).to(tl.int32), 1)
         seen = inside[:, None] & there[None, :] & (t[:, None] >= since[None, :]) & (t[:, None] < until[None, :])
-        cos = cosines(q + h // GROUP * DK, sums, past, begin, end, there, token, inside, n, h, origin, carried, q_stride,
+        cos = cosines(q, sums, past, begin, end, there, token, inside, n, h, origin, carried, q_stride,
                       H, KEY_HEADS, GROUP, DK, C, BK, BS, PRECISION)  # fmt: skip
         column = live[:, None] - 1 - slot if RECENCY else slot
         column = tl.minimum(tl.maximum(column, 0), width - 1)
@@ -173,7 +178,14 @@ def routed_weights(
     """
     (tokens, H, width), (_, key_heads, dk), K, c = lam.shape, q.shape, starts.states, config("routes")
     made = torch.empty(tokens, H, K, dtype=torch.float32, device=q.device)
-    arguments = {"q": q, "lam": lam, "rho": route, "sums": sums.sums, "past": sums.past, "death": starts.of_tokens}
+    arguments: dict[str, Any] = {
+        "q": q,
+        "lam": lam,
+        "rho": route,
+        "sums": sums.sums,
+        "past": sums.past,
+        "death": starts.of_tokens,
+    }
     arguments |= {"initial": starts.of_carried, "position": starts.position, "ends": starts.death}
     arguments |= {"count": starts.count, "made": made, "first": tiles.first, "stop": tiles.stop}
     arguments |= {"sequence": tiles.sequence, "offset": tiles.offset, "q_stride": q.stride(0)}

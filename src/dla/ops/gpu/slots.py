@@ -1,11 +1,12 @@
 """The dynamic memory's part of a plan (plan.py): slots and weights of the states that a chunk's queries meet.
 
-Seen from t, the slot of the i-th start alive at the chunk's start is the number of starts up to it that are still alive,
-less one; counted from the other end for recency. The states between them are runs of whole chunks, but for the chunks
-in which one begins, which are read as tokens.
+Seen from t, the slot of the i-th start alive at the chunk's start is the number of starts up to it that are still
+alive, less one; counted from the other end for recency. The states between them are runs of whole chunks, but for the
+chunks in which one begins, which are read as tokens.
 """
 
 from dataclasses import replace
+from typing import Any
 
 import torch
 import triton
@@ -96,7 +97,12 @@ def slots_of(lam: Tensor, starts: Starts, tiles: Tiles, recency: bool) -> Plan:
     plan = Plan.empty(tiles, H, H, K)
     slot_before = torch.empty(tokens, H, dtype=torch.int32, device=lam.device)
     c = config("slots")
-    arguments = {"lam": lam, "death": starts.of_tokens, "position": starts.position, "ends": starts.death}
+    arguments: dict[str, Any] = {
+        "lam": lam,
+        "death": starts.of_tokens,
+        "position": starts.position,
+        "ends": starts.death,
+    }
     arguments |= {"count": starts.count, "parts": plan.parts, "part_count": plan.part_count, "weight": plan.weight}
     arguments |= {"slot_before": slot_before, "first": tiles.first, "stop": tiles.stop, "sequence": tiles.sequence}
     arguments |= {"offset": tiles.offset, "chunks": tiles.chunks, "lam_stride": lam.stride(0), "width": width}

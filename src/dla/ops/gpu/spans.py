@@ -1,8 +1,10 @@
 """The matrices of the states that live after the last step, oldest first.
 
-A state is a run of tokens [p, e). Its whole chunks are a difference of two rows of ``states.py``; what is left at either
-end, in a chunk that it shares with a neighbour, is K^T V of its tokens there. Everything is decayed up to the end.
+A state is a run of tokens [p, e). Its whole chunks are a difference of two rows of ``states.py``; what is left at
+either end, in a chunk that it shares with a neighbour, is K^T V of its tokens there. All is decayed up to the end.
 """
+
+from typing import Any
 
 import torch
 import triton
@@ -87,7 +89,9 @@ def span_matrices(
             older = matrix(S, (base + low) * H, row, column, DK, DV, low > 0)
             whole = matrix(S, (base + high) * H, row, column, DK, DV, True)
             if G is not None:
-                whole = (whole - fade(total, H, base + high, base + low) * older) * fade(total, H, base + end, base + high)
+                whole = (whole - fade(total, H, base + high, base + low) * older) * fade(
+                    total, H, base + end, base + high
+                )
             else:
                 whole = whole - older
             state += whole
@@ -99,7 +103,14 @@ def matrices_of(k: Tensor, v: Tensor, position: Tensor, count: Tensor, states: S
     (_, H, dv), (N, heads, K), dk = v.shape, position.shape, k.shape[2]
     c, made = config("span_matrices"), torch.empty(N, H, K, dk, dv, dtype=torch.float32, device=v.device)
     BK, BV = tile(dk, c["BK"]), tile(dv, c["BV"])
-    arguments = {"k": k, "v": v, "G": states.G, "S": states.S, "total": states.total, "position": position}
+    arguments: dict[str, Any] = {
+        "k": k,
+        "v": v,
+        "G": states.G,
+        "S": states.S,
+        "total": states.total,
+        "position": position,
+    }
     arguments |= {"count": count, "made": made, "k_stride": k.stride(0), "v_stride": v.stride(0)}
     arguments |= {name: getattr(tiles, name) for name in ("first", "stop", "offset", "lead", "chunks")}
     arguments |= {"carried": states.carried, "K": K, "heads": heads}

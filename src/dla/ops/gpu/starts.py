@@ -11,6 +11,7 @@ more than there are states have one behind t, and only these are looked at.
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import triton
@@ -100,7 +101,7 @@ def starts_of(death: Tensor, initial: Tensor | None, tiles: Tiles, K: int, ends:
     c = config("latest_deaths")
     latest = torch.empty(tiles.count, H, dtype=torch.int32, device=device)
     where = {"first": tiles.first, "stop": tiles.stop}
-    arguments = {"death": death, "latest": latest, **where, "H": H, "C": CHUNK, "BH": c["BH"]}
+    arguments: dict[str, Any] = {"death": death, "latest": latest, **where, "H": H, "C": CHUNK, "BH": c["BH"]}
     launch(latest_deaths, (tiles.count, triton.cdiv(H, c["BH"])), arguments, warps=c["warps"], stages=c["stages"])
     sequence, until = tiles.sequence, torch.arange(tiles.count, dtype=torch.int32, device=device)
     time = tiles.first - tiles.offset[sequence]
@@ -108,8 +109,8 @@ def starts_of(death: Tensor, initial: Tensor | None, tiles: Tiles, K: int, ends:
         sequence = torch.cat([sequence, torch.arange(N, dtype=torch.int32, device=device)])
         time, until = torch.cat([time, tiles.offset.diff()]), torch.cat([until, tiles.chunks[1:]])
     views = len(sequence)
-    lists = [torch.empty(views, H, K, dtype=torch.int32, device=device) for _ in range(2)]
-    made = Starts(*lists, torch.empty(views, H, dtype=torch.int32, device=device), death, initial)
+    position, deaths = (torch.empty(views, H, K, dtype=torch.int32, device=device) for _ in range(2))
+    made = Starts(position, deaths, torch.empty(views, H, dtype=torch.int32, device=device), death, initial)
     c = config("starts_alive")
     arguments = {"death": death, "initial_death": initial, "latest": latest}
     arguments |= {"position": made.position, "ends": made.death, "count": made.count}

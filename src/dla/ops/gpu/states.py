@@ -8,11 +8,12 @@ of its chunks, and one after the last.
                                               before   A     B       0      1         2         (end)
                                               S        0     A       A + B  A + B + first chunk ...
 
-``total`` has the sum of g up to each row, from the call's start, in float64: over a long past only that leaves digits to
-a difference. Inside a chunk, G_t is the sum of its tokens' g up to t.
+``total`` has the sum of g up to each row, from the call's start, in float64: over a long past only that leaves digits
+to a difference. Inside a chunk, G_t is the sum of its tokens' g up to t.
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import triton
@@ -94,27 +95,33 @@ class States:
 
     def last(self, tiles: Tiles) -> Tensor:
         """[N, H, dk, dv] after the last token."""
-        return self.S[tiles.chunks[1:] + torch.arange(1, tiles.sequences + 1, device=self.S.device) * (self.carried + 1) - 1]
+        return self.S[
+            tiles.chunks[1:] + torch.arange(1, tiles.sequences + 1, device=self.S.device) * (self.carried + 1) - 1
+        ]
+
+
+def running_sums(g: Tensor, tiles: Tiles) -> Tensor:
+    """[tokens, H] of g [tokens, H], inside each chunk."""
+    (tokens, H), c = g.shape, config("running_decays")
+    G = torch.empty(tokens, H, dtype=torch.float32, device=g.device)
+    arguments: dict[str, Any] = {"g": g, "G": G, "first": tiles.first, "stop": tiles.stop}
+    arguments |= {"H": H, "C": CHUNK, "BH": c["BH"]}
+    launch(running_decays, (tiles.count, triton.cdiv(H, c["BH"])), arguments, warps=c["warps"], stages=c["stages"])
+    return G
 
 
 def states_of(k: Tensor, v: Tensor, g: Tensor | None, initial: Tensor | None, tiles: Tiles) -> States:
     """k [tokens, Hk, dk], v [tokens, H, dv], g [tokens, H]; initial [N, H, carried, dk, dv], oldest first."""
-    (tokens, H, dv), dk, N = v.shape, k.shape[2], tiles.sequences
+    (_, H, dv), dk, N, c = v.shape, k.shape[2], tiles.sequences, config("prefix_states")
     carried = 0 if initial is None else initial.shape[2]
     count = tiles.count + N * (carried + 1)
     S = torch.empty(count, H, dk, dv, dtype=torch.float32, device=v.device)
-    G = total = None
-    where = {"first": tiles.first, "stop": tiles.stop}
-    if g is not None:
-        G, total = torch.empty(tokens, H, dtype=torch.float32, device=v.device), torch.empty(count, H, dtype=torch.float64, device=v.device)
-        c = config("running_decays")
-        grid = (tiles.count, triton.cdiv(H, c["BH"]))
-        arguments = {"g": g, "G": G, **where, "H": H, "C": CHUNK, "BH": c["BH"]}
-        launch(running_decays, grid, arguments, warps=c["warps"], stages=c["stages"])
-    c = config("prefix_states")
-    BK, BV = tile(dk, c["BK"]), tile(dv, c["BV"])
+    G = None if g is None else running_sums(g, tiles)
+    total = None if g is None else torch.empty(count, H, dtype=torch.float64, device=v.device)
     initial = None if initial is None else initial.float().contiguous()
-    arguments = {"k": k, "v": v, "G": G, "initial": initial, "S": S, "total": total, **where, "chunks": tiles.chunks}
+    BK, BV = tile(dk, c["BK"]), tile(dv, c["BV"])
+    arguments: dict[str, Any] = {"k": k, "v": v, "G": G, "initial": initial, "S": S, "total": total}
+    arguments |= {"first": tiles.first, "stop": tiles.stop, "chunks": tiles.chunks}
     arguments |= {"k_stride": k.stride(0), "v_stride": v.stride(0), "carried": carried}
     arguments |= {"H": H, "GROUP": H // k.shape[1], "DK": dk, "DV": dv, "C": CHUNK, "BK": BK, "BV": BV}
     grid = (N * H * triton.cdiv(dk, BK) * triton.cdiv(dv, BV),)

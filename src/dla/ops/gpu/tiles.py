@@ -12,7 +12,7 @@ two sequences of 5 and 3 tokens, chunks of 4:   tokens    0 1 2 3 | 4 | 5 6 7
 sequence's own position, the first one is shorter, and the last one may be empty.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 
 import torch
@@ -45,8 +45,7 @@ class Tiles:
 
 @lru_cache(maxsize=32)
 def _tiles(lengths: tuple[int, ...], device: torch.device) -> Tiles:
-    made = _made(lengths, torch.zeros(len(lengths), dtype=torch.int64), 0)
-    return replace(made, **{name: x.to(device) for name, x in vars(made).items() if isinstance(x, Tensor)})
+    return _made(lengths, torch.zeros(len(lengths), dtype=torch.int64, device=device), 0)
 
 
 def _made(lengths: tuple[int, ...], lead: Tensor, longest_lead: int) -> Tiles:

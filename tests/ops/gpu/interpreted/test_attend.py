@@ -75,7 +75,7 @@ def compare(operator: str, x: Inputs, tolerance: float = EXACT, state: Any = Non
 # --- lengths, layouts and states -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("T", [1, 63, 65, 130, 200])
+@pytest.mark.parametrize("T", [0, 1, 63, 65, 130, 200])
 @pytest.mark.parametrize("operator", OPERATORS)
 def test_lengths(operator: str, T: int) -> None:
     compare(operator, inputs(T), **({"capacity": 4} if operator == "dynamic" else {}))
@@ -174,7 +174,7 @@ def plain(x: Inputs, made: Segmentation, dtype: torch.dtype) -> Tensor:
 
     (Q K^T . decay . Lam) V for a chunk's own tokens, and a product with each state that is alive at its start.
     """
-    q, k, v, lam, g = (x[name][0, :, 0].to(dtype) for name in ("q", "k", "v", "lam", "g"))
+    q, k, v, lam = (x[name][0, :, 0].to(dtype) for name in ("q", "k", "v", "lam"))
     death, T, G = made.death[0, :, 0], len(k), x["g"][0, :, 0].cumsum(0)
     alive = (death > torch.arange(T)[:, None]) & (torch.arange(T) <= torch.arange(T)[:, None])  # [t, start]
     weight = lam.double().gather(1, (alive.cumsum(1) - 1).clamp(0, lam.shape[1] - 1))  # [t, x]
@@ -216,7 +216,9 @@ def test_levels_in_halves(dtype: torch.dtype) -> None:
     x = cast(inputs(200, H=1, dk=16, dv=32, width=8), dtype)
     x["lam"], x["g"] = torch.ones_like(x["lam"]), x["g"].float()
     exact, _ = call("linear", cast(x, torch.float64), backend="reference")
-    errors = [(call(name, x, backend="triton")[0].double() - exact).square().mean() for name in ("log_linear", "linear")]
+    errors = [
+        (call(name, x, backend="triton")[0].double() - exact).square().mean() for name in ("log_linear", "linear")
+    ]
     assert errors[0] <= 4 * errors[1]
 
 
@@ -253,7 +255,10 @@ def test_nan_stays_in_its_packed_sequence(operator: str, names: list[str]) -> No
     edges = torch.tensor([0, 40, 90, 130])
     options: dict[str, Any] = {"cu_seqlens": edges, "backend": "triton", "output_final_state": True}
     if operator == "dynamic":
-        options |= {"segmentation": decisions(cast(x, torch.float64), {"capacity": 3, "cu_seqlens": edges}), "capacity": 3}
+        options |= {
+            "segmentation": decisions(cast(x, torch.float64), {"capacity": 3, "cu_seqlens": edges}),
+            "capacity": 3,
+        }
     (clean, before), (o, after) = (call(operator, y, **options) for y in (x, bad))
     assert o[:, :40].equal(clean[:, :40]) and o[:, 90:].equal(clean[:, 90:])
     for n in (0, 2):
