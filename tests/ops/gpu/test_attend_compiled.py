@@ -72,12 +72,12 @@ def compiled(launch: Launch, capability: int, folder: Path) -> Needs:
 
 
 def recorded(
-    memory: Any, dk: int, dv: int, H: int, Hk: int, *, routed: bool = False, goes_on: bool = False
+    memory: Any, dk: int, dv: int, H: int, Hk: int, *, routed: bool = False, goes_on: bool = False, half: bool = True
 ) -> list[Launch]:
-    """The launches of a call in bfloat16, on nothing; ``goes_on``: from a state, and with one after it."""
-    T, K = 256, 30
+    """The launches of a call on nothing, in bfloat16 or float32; ``goes_on``: from a state, and with one after it."""
+    T, K, dtype = 256, 30, torch.bfloat16 if half else torch.float32
 
-    def empty(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+    def empty(*shape: int, dtype: torch.dtype = dtype) -> torch.Tensor:
         return torch.empty(*shape, dtype=dtype, device="meta")
 
     x: dict[str, Any] = {"q": empty(1, T, Hk, dk), "k": empty(1, T, Hk, dk), "v": empty(1, T, H, dv)}
@@ -124,7 +124,8 @@ def with_states(problem: Problem) -> None:
 
 
 CALLS = [("single", {}), ("log_linear", {}), ("dynamic", {}), ("dynamic", {"routed": True, "goes_on": True}),
-         ("single", {"goes_on": True}), ("log_linear", {"goes_on": True})]  # fmt: skip
+         ("single", {"goes_on": True}), ("log_linear", {"goes_on": True}), ("single", {"half": False, "goes_on": True}),
+         ("log_linear", {"half": False}), ("dynamic", {"half": False, "routed": True})]  # fmt: skip
 
 
 @pytest.mark.parametrize("capability", [80, 90])

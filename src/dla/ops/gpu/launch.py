@@ -6,6 +6,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 
 
@@ -49,4 +50,7 @@ def launch(
         seen.append(Launch(kernel, grid, arguments, warps, stages, registers))
     if 0 in grid or any(isinstance(x, Tensor) and x.is_meta for x in arguments.values()):
         return
-    kernel[grid](**arguments, num_warps=warps, num_stages=stages, maxnreg=registers)
+    limit = (
+        {} if registers is None or torch.version.cuda is None else {"maxnreg": registers}
+    )  # others know no such limit
+    kernel[grid](**arguments, num_warps=warps, num_stages=stages, **limit)

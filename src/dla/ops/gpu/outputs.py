@@ -176,7 +176,7 @@ def outputs_of(
     plan: Plan | None = None, death: Tensor | None = None, recency: bool = False,
 ) -> Tensor:  # fmt: skip
     """o [tokens, H, dv] of q, k [tokens, Hk, dk], v [tokens, H, dv], lam [tokens, H, width], death [tokens, H]."""
-    (_, H, dv), dk, c = v.shape, k.shape[2], config(f"outputs_{memory}")
+    (_, H, dv), dk, c = v.shape, k.shape[2], config(f"outputs_{memory}", v.dtype)
     o = torch.empty(v.shape, dtype=v.dtype, device=v.device)
     BK, BV = tile(dk, c["BK"]), tile(dv, c["BV"])
     names = ("position", "parts", "part_count", "weight", "slot_before")
@@ -198,6 +198,6 @@ def outputs_of(
     arguments |= {"H": H, "GROUP": H // k.shape[1], "DK": dk, "DV": dv, "C": CHUNK, "BX": c["BX"], "BK": BK, "BV": BV}
     arguments |= {"MEMORY": memory, "RECENCY": recency}
     grid = (tiles.count * triton.cdiv(dv, BV), H)
-    registers = None if v.dtype == torch.float32 else c["registers"]
-    launch(outputs, grid, arguments | arithmetic(v.dtype), warps=c["warps"], stages=c["stages"], registers=registers)
+    arguments |= arithmetic(v.dtype)
+    launch(outputs, grid, arguments, warps=c["warps"], stages=c["stages"], registers=c["registers"])
     return o

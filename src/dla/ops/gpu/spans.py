@@ -101,7 +101,7 @@ def span_matrices(
 def matrices_of(k: Tensor, v: Tensor, position: Tensor, count: Tensor, states: States, tiles: Tiles) -> Tensor:
     """[N, H, K, dk, dv] float32 of the states that begin at position [N, H or 1, K], zero from ``count`` on."""
     (_, H, dv), (N, heads, K), dk = v.shape, position.shape, k.shape[2]
-    c, made = config("span_matrices"), torch.empty(N, H, K, dk, dv, dtype=torch.float32, device=v.device)
+    c, made = config("span_matrices", k.dtype), torch.empty(N, H, K, dk, dv, dtype=torch.float32, device=v.device)
     BK, BV = tile(dk, c["BK"]), tile(dv, c["BV"])
     arguments: dict[str, Any] = {
         "k": k,

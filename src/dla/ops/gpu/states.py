@@ -112,7 +112,7 @@ def running_sums(g: Tensor, tiles: Tiles) -> Tensor:
 
 def states_of(k: Tensor, v: Tensor, g: Tensor | None, initial: Tensor | None, tiles: Tiles) -> States:
     """k [tokens, Hk, dk], v [tokens, H, dv], g [tokens, H]; initial [N, H, carried, dk, dv], oldest first."""
-    (_, H, dv), dk, N, c = v.shape, k.shape[2], tiles.sequences, config("prefix_states")
+    (_, H, dv), dk, N, c = v.shape, k.shape[2], tiles.sequences, config("prefix_states", k.dtype)
     carried = 0 if initial is None else initial.shape[2]
     count = tiles.count + N * (carried + 1)
     S = torch.empty(count, H, dk, dv, dtype=torch.float32, device=v.device)
