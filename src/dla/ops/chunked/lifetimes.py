@@ -25,6 +25,8 @@ from dla.ops.chunked.chunks import Chunks
 from dla.ops.chunked.plans import Plan
 from dla.ops.problem import Layout
 from dla.ops.segmentation import ALIVE, Segmentation
+from dla.ops.state import DynamicState
+from dla.ops.state.base import newest_first, take_rows
 
 
 @dataclass(frozen=True)
@@ -100,6 +102,19 @@ class Lifetimes:
         made = torch.zeros(self.layout.sequences, self.heads, states, dtype=torch.int64, device=self.start.device)
         made[carried.sequence, carried.head, carried.start + states] = 1
         return made.sum(-1, keepdim=True) - made.cumsum(-1) if states else made
+
+    def carried_in(self, state: DynamicState) -> tuple[Tensor, Tensor, Tensor | None]:
+        """The states carried in, oldest first: deaths [N, H, states] int32, -1 behind the last; matrices; key sums."""
+        before = self.where(self.start < 0)
+        size = torch.zeros(self.layout.sequences, self.heads, dtype=torch.int64, device=self.start.device)
+        size.index_put_((before.sequence, before.head), size.new_ones(()), accumulate=True)
+        states = max(int(size.max()), 1) if size.numel() else 1
+        matrices, keys = state.held.carried(self.carried_places(state.counts.shape[2]), states)
+        oldest = newest_first(size, states)
+        ends = torch.full((*size.shape, states), -1, dtype=torch.int32, device=size.device)
+        rank = torch.arange(len(before.start), device=size.device) - before.firsts()
+        ends[before.sequence, before.head, rank] = before.death.int()
+        return ends, take_rows(matrices, oldest), None if keys is None else take_rows(keys, oldest)
 
     def at_chunks(self, chunks: Chunks) -> Tensor:
         """[rows, H, steps + 1, R] deaths of the starts alive before each chunk and after the last, newest first.

@@ -14,7 +14,6 @@ from dla.ops.decide.decided import Decided
 from dla.ops.problem import Problem
 from dla.ops.segmentation import Segmentation
 from dla.ops.state import DynamicState, LinearState, LogLinearState, State
-from dla.ops.state.base import newest_first, take_rows
 from dla.ops.state.pools import longest_short, most_loose
 from dla.ops.state.spans import Spans
 
@@ -128,17 +127,8 @@ def unbounded(problem: Problem, decided: Decided) -> Given:
     most = int(made.live_states().max()) if made.boundary.numel() else 1
     states = 0
     if state is not None:
-        before = lifetimes.where(lifetimes.start < 0)
-        size = torch.zeros(layout.sequences, problem.shape[1], dtype=torch.int64)
-        size.index_put_((before.sequence, before.head), size.new_ones(()), accumulate=True)
-        states = max(int(size.max()), 1) if size.numel() else 1
-        matrices, keys = state.held.carried(lifetimes.carried_places(state.counts.shape[2]), states)
-        oldest = newest_first(size, states)
-        matrices, keys = take_rows(matrices, oldest), None if keys is None else take_rows(keys, oldest)
-        ends = torch.full((*size.shape, states), -1, dtype=torch.int32)
-        rank = torch.arange(len(before.start)) - before.firsts()
-        ends[before.sequence, before.head, rank] = before.death.int()
-        live = (ends >= 0).long()
+        ends, matrices, keys = lifetimes.carried_in(state)
+        states, live = ends.shape[2], (ends >= 0).long()
         given |= carried(Spans.of_matrices(matrices, live, live.double(), keys, state.length, states))
         given["initial_death"] = ends
     return {**given, "states": max(most, states, 1)}

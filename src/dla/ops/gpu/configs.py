@@ -17,13 +17,50 @@ from dla.files import read_object
 
 Config = dict[str, Any]
 
+# BK, BV: the longest tiles of dk and dv; narrower widths take the next power of two. BX: keys at a time, BH: heads, BS:
+# states or spans, BC: chunks. held: tiles of a matrix that stays in registers, if it has at most so many ``numbers``.
+# registers: most that a thread may have.
 TABLE: dict[str, Config] = {
+    "candidates": {"warps": 4, "stages": 1, "BK": 64, "BV": 64},
+    "carry": {"warps": 8, "stages": 1, "BK": 64, "BV": 32, "held": (128, 16), "numbers": 8192},
+    "settle": {"warps": 4, "stages": 1, "BK": 64, "BV": 64},
+    "merges": {"warps": 1, "stages": 1},
+    "running_decays": {"warps": 4, "stages": 1, "BH": 8},
+    "prefix_states": {"warps": 4, "stages": 2, "BK": 64, "BV": 64},
+    "latest_deaths": {"warps": 4, "stages": 1, "BH": 8},
+    "starts_alive": {"warps": 1, "stages": 1, "BC": 64, "BS": 32},
+    "slots": {"warps": 4, "stages": 1, "BS": 32},
+    "fenwick": {"warps": 4, "stages": 1},
+    "outputs_single": {"warps": 8, "stages": 2, "registers": 128, "BX": 32, "BK": 32, "BV": 64},
+    "outputs_log_linear": {"warps": 8, "stages": 2, "registers": 128, "BX": 32, "BK": 32, "BV": 64},
+    "outputs_dynamic": {"warps": 8, "stages": 1, "registers": 128, "BX": 32, "BK": 32, "BV": 64},
+    "span_matrices": {"warps": 4, "stages": 1, "BK": 64, "BV": 64},
+    "running_keys": {"warps": 4, "stages": 1, "BK": 32},
+    "routes": {"warps": 8, "stages": 1, "BK": 16, "BS": 32},
     # Decoding moves bytes: narrow tiles make enough programs of few sequences, and still whole sectors of 32 bytes.
     "step_one": {"warps": 4, "stages": 1, "BV": 16},
     "step_levels": {"warps": 4, "stages": 1, "BV": 16},
     "step_decisions": {"warps": 8, "stages": 1, "BV": 16},
     "step_states": {"warps": 4, "stages": 1, "BV": 16},
 }
+
+# Where operands meet float32 in more digits than bfloat16 has
+FLOAT16: dict[str, Config] = {
+    "candidates": {"BK": 32, "BV": 32},
+    "carry": {"BV": 16, "held": None},
+    "settle": {"BK": 32, "BV": 32},
+}
+
+# Where products of float32, which are made of three, need more room than those of halves
+FLOAT32: dict[str, Config] = FLOAT16 | {
+    "prefix_states": {"warps": 8, "stages": 1, "BK": 32},
+    "span_matrices": {"warps": 8, "BK": 32},
+    "outputs_single": {"registers": None},
+    "outputs_log_linear": {"registers": None},
+    "outputs_dynamic": {"registers": None, "BV": 32},
+}
+
+BY_DTYPE = {torch.float16: FLOAT16, torch.float32: FLOAT32}
 
 # What a device may like better, kernel by kernel: few, for each is a compilation. None spills on sm_80.
 TRIED: dict[str, tuple[Config, ...]] = {
@@ -37,15 +74,16 @@ TRIED: dict[str, tuple[Config, ...]] = {
 _tried: dict[str, Config] = {}  # what is being tried at the moment
 
 
-def config(kernel: str) -> Config:
-    """``warps``, ``stages`` and tile sizes of a kernel."""
-    return _tried.get(kernel) or {**TABLE[kernel], **tuned(device_name()).get(kernel, {})}
+def config(kernel: str, dtype: torch.dtype | None = None) -> Config:
+    """``warps``, ``stages`` and tile sizes of a kernel whose products are of this dtype."""
+    own = TABLE[kernel] | BY_DTYPE.get(dtype, {}).get(kernel, {})  # type: ignore[arg-type]
+    return own | (_tried[kernel] if kernel in _tried else tuned(device_name()).get(kernel, {}))
 
 
 @contextmanager
 def using(kernel: str, chosen: Config) -> Iterator[None]:
     """Launch a kernel by the table but for what is chosen, as long as this lasts."""
-    _tried[kernel] = {**TABLE[kernel], **chosen}
+    _tried[kernel] = chosen
     try:
         yield
     finally:

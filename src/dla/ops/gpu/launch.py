@@ -6,6 +6,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 
 
@@ -49,4 +50,5 @@ def launch(
         seen.append(Launch(kernel, grid, arguments, warps, stages, registers))
     if 0 in grid or any(isinstance(x, Tensor) and x.is_meta for x in arguments.values()):
         return
-    kernel[grid](**arguments, num_warps=warps, num_stages=stages, maxnreg=registers)
+    limit = {"maxnreg": registers} if registers and torch.version.cuda else {}  # others know no such limit
+    kernel[grid](**arguments, num_warps=warps, num_stages=stages, **limit)
