@@ -2,7 +2,12 @@
 
 from typing import Any
 
-TABLE: dict[str, dict[str, Any]] = {}
+TABLE: dict[str, dict[str, Any]] = {
+    "decide_candidates": {"warps": 8, "stages": 1, "width": 64},
+    "decide_carry": {"warps": 8, "stages": 1, "width": 128, "area": 8192},
+    "decide_settle": {"warps": 8, "stages": 1, "width": 64},
+    "decide_merges": {"warps": 1, "stages": 1},
+}
 
 
 def config(kernel: str) -> dict[str, Any]:

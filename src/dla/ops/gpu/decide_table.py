@@ -1,0 +1,154 @@
+"""The scores of a chunk's tokens against every state that could be current: one for each start j in the chunk.
+
+With unit vectors k, v, sizes n_s = |k_s||v_s| and D[t, s] the sum of g over (s, t), the state of the tokens [j, t) is
+S = sum of e^D[t, s] n_s k_s v_s^T, and token t sees of it
+
+    x[t, j]      = k_t^T S v_t = sum over s in [j, t) of e^D[t, s] n_s (k_t . k_s)(v_t . v_s)
+    square[t, j] = |S|^2       = sum over s in [j, t) of e^2D[t, s] (n_s^2 + 2 e^g_s n_s x[s, j])
+
+a suffix sum over s of two Gram matrices' product, and a triangular matrix times x. All sizes are kept as logarithms (to
+base 2), and row t of both tables is over 2^level[t], the largest term of its sum: whatever the magnitudes and decays,
+the numbers stay near one. Rows of k and v are brought near one by powers of two, which costs no digit.
+
+What is not finite stays where it belongs: rows of k and v with such a number count as zero here, and ``poisoned[t]`` is
+the latest start whose state is not finite when token t sees it (-1 is the state carried into the chunk, -2: none). A
+decay that is not a number counts as part of what its own token sees.
+"""
+
+import triton
+import triton.language as tl
+
+from dla.ops.gpu.language import product
+from dla.ops.rules import FIRST_SCORE
+
+NONE = tl.constexpr(-1e30)  # the logarithm of zero
+LOWEST = tl.constexpr(-30000.0)  # a level: what has faded further is zero
+FAINTEST = tl.constexpr(-60.0)  # a token's share of a row beside larger ones: squares must not be lost
+STRONGEST = tl.constexpr(-1500.0)  # a step's decay: beyond any float's range
+LOG2_E = tl.constexpr(1.4426950408889634)
+FIRST = tl.constexpr(FIRST_SCORE)
+INFINITE = tl.constexpr(0x7F800000)  # the bits of infinity; those of NaN are greater
+BAD = tl.constexpr(float("nan"))
+
+
+@triton.jit
+def information(x, square, token, STATE: tl.constexpr):
+    """I of tokens of size 2^token that see x = k^T S v of a state with |S|^2 = square, all over one level.
+
+    Zero tokens have I = 0, and others that see a zero state are wholly new.
+
+    With STATE it is the angle between S + s and S, from 1 - cos = |s|^2 (1 - c^2) / (|S + s| (|S + s| + |S| + |s| c)),
+    c = cos(s, S), which does not cancel where that angle is small.
+    """
+    gone = square <= 0
+    norm = tl.sqrt(tl.where(gone, 1.0, square))
+    cos = tl.minimum(tl.maximum(x / norm, -1.0), 1.0)
+    if STATE:
+        size = tl.exp2(tl.minimum(tl.maximum(token, -100.0), 100.0)) + 0.0 * norm
+        larger = tl.maximum(size, norm)
+        a, b = norm / larger, size / larger
+        after = tl.sqrt((a - b) * (a - b) + 2 * a * b * (1 + cos))
+        along = a + b * cos
+        nothing = after <= 0
+        after = tl.where(nothing, 1.0, after)
+        near = b * tl.sqrt(2 * (1 - cos) * (1 + cos) / (after * (after + tl.maximum(along, 0.0))))
+        far = tl.sqrt(tl.maximum(2 - 2 * along / after, 0.0))
+        score = tl.where(nothing, FIRST, tl.where(along >= 0, near, far))
+    else:
+        score = tl.sqrt(2 - 2 * cos)
+    return tl.where(token < 0.5 * NONE, 0.0, tl.where(gone, FIRST, score))
+
+
+@triton.jit
+def parts(g):
+    """g as a multiple of 1/64 and the rest. Running sums of the first are exact, and those of the rest stay small: their
+    differences keep their digits, however strong the decays before them.
+    """
+    coarse = tl.floor(g * 64 + 0.5) / 64
+    return coarse, g - coarse
+
+
+@triton.jit
+def rows(x, token, inside, stride, d, WIDTH: tl.constexpr, TILE: tl.constexpr):
+    """Columns d to d + TILE of x [tokens, WIDTH]."""
+    column = d + tl.arange(0, TILE)
+    return tl.load(x + token[:, None] * stride + column, mask=inside[:, None] & (column < WIDTH), other=0.0)
+
+
+@triton.jit
+def scaled(x, scale):
+    """Rows times their power of two, in their own dtype; zero where that is zero."""
+    return tl.where(scale[:, None] == 0, 0.0, x.to(tl.float32) * scale[:, None]).to(x.dtype)
+
+
+@triton.jit
+def gram(x, token, inside, stride, WIDTH: tl.constexpr, TILE: tl.constexpr, PRECISION: tl.constexpr):
+    """Products [C, C] of rows near one, the powers of two that bring them there (0: not finite), and their logarithms.
+
+    float16 has not the range to be scaled without loss, nor is there need to.
+    """
+    C: tl.constexpr = token.shape[0]
+    largest = tl.zeros([C], tl.int32)
+    for d in range(0, WIDTH, TILE):
+        bits = rows(x, token, inside, stride, d, WIDTH, TILE).to(tl.float32).to(tl.int32, bitcast=True) & 0x7FFFFFFF
+        largest = tl.maximum(largest, tl.max(bits, 1))
+    exponent = tl.minimum(tl.maximum((largest >> 23) - 127, -126), 126)
+    if x.dtype.element_ty == tl.float16:
+        exponent = exponent * 0
+    scale = ((127 - exponent) << 23).to(tl.float32, bitcast=True)
+    scale = tl.where(largest >= INFINITE, 0.0, scale)
+    total = tl.zeros([C, C], tl.float32)
+    for d in range(0, WIDTH, TILE):
+        tile = scaled(rows(x, token, inside, stride, d, WIDTH, TILE), scale)
+        total += product(tile, tl.trans(tile), PRECISION)
+    return total, scale, exponent.to(tl.float32)
+
+
+@triton.jit
+def between(coarse_before, fine_before, coarse, fine):
+    """D[t, s] from running sums without (t) and with (s) the token's own; for s >= t that of nothing."""
+    at = tl.arange(0, coarse.shape[0])
+    decay = (coarse_before[:, None] - coarse[None, :]) + (fine_before[:, None] - fine[None, :])
+    return tl.where(at[None, :] < at[:, None], decay, NONE)
+
+
+@triton.jit
+def shares(decay, size, level):
+    """e^D[t, s] n_s over 2^level[t]: each token's share in what row t sees."""
+    weight = decay + size[None, :]
+    return tl.where(weight > 0.5 * NONE, tl.exp2(tl.maximum(weight - level[:, None], FAINTEST)), 0.0)
+
+
+@triton.jit
+def table(
+    k, v, g, token, inside, head, k_stride, v_stride,
+    HEADS: tl.constexpr, GROUP: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr, TILE_K: tl.constexpr,
+    TILE_V: tl.constexpr, DECAYS: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Of a chunk's tokens at a head: x and square [t, j], and for each token its row's level, its
+    size and one over that of its scaled rows, both scales, running sums of decays in two parts, and ``poisoned``.
+    """
+    at = tl.arange(0, token.shape[0])
+    keys, scale_k, log_k = gram(k + head // GROUP * DK, token, inside, k_stride, DK, TILE_K, PRECISION)
+    values, scale_v, log_v = gram(v + head * DV, token, inside, v_stride, DV, TILE_V, PRECISION)
+    both = keys * values
+    own = tl.sum(tl.where(at[:, None] == at[None, :], both, 0.0), 1)
+    zero = own <= 0
+    over = tl.where(zero, 0.0, 1 / tl.sqrt(tl.where(zero, 1.0, own)))
+    size = tl.where(zero, NONE, log_k + log_v + 0.5 * tl.log2(tl.where(zero, 1.0, own)))
+    event = tl.where((scale_k == 0) | (scale_v == 0), at, -2)
+    step = tl.zeros_like(size)
+    if DECAYS:
+        step = tl.load(g + token * HEADS + head, mask=inside, other=0.0).to(tl.float32) * LOG2_E
+        event = tl.maximum(event, tl.where(step == step, -2, at - 1))  # of states before its own
+        step = tl.where(step == step, tl.maximum(step, STRONGEST), 0.0)
+    poisoned = tl.max(tl.where(at[None, :] <= at[:, None], event[None, :], -2), 1)
+    coarse, fine = parts(step)
+    sum_coarse, sum_fine = tl.cumsum(coarse, 0), tl.cumsum(fine, 0)
+    decay = between(sum_coarse - coarse, sum_fine - fine, sum_coarse, sum_fine)
+    level = tl.maximum(tl.max(decay + size[None, :], 1), LOWEST)
+    share = shares(decay, size, level)
+    x = tl.cumsum(share * both * (over[:, None] * over[None, :]), 1, reverse=True)
+    cross = share * tl.exp2(decay + (step + level)[None, :] - level[:, None])
+    square = tl.cumsum(share * share, 1, reverse=True) + 2 * product(cross, x, PRECISION)
+    return x, square, size, level, sum_coarse, sum_fine, over, scale_k, scale_v, poisoned
