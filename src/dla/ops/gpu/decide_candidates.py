@@ -7,7 +7,7 @@ leads to. Neither depends on other chunks. On the way, what the second kernel ne
 import triton
 import triton.language as tl
 
-from dla.ops.gpu.decide_table import information, table
+from dla.ops.gpu.decide_table import information, squares, table
 
 LINKS = tl.constexpr(3)  # rows of int32 a chunk and head: following, last, poisoned
 NOTES = tl.constexpr(9)  # rows of float32: size, level, running decay (coarse and fine), x and square of the chunk's own
@@ -24,19 +24,16 @@ def opens(score, position, tau, block, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def locate(first, end, sequence, offset, position0, HEADS: tl.constexpr, CARRIED: tl.constexpr, C: tl.constexpr):
-    """The program's number and head, its chunk's tokens, which of them are there, and their positions in the sequence.
+def locate(first, end, HEADS: tl.constexpr, C: tl.constexpr):
+    """The program's number, chunk and head, its first token, and which of its tokens are there.
 
     Heads are neighbours in the grid: those of a key head find its keys in the cache.
     """
     program = tl.program_id(0)
     chunk = program // HEADS
-    n = tl.load(sequence + chunk)
-    token = tl.load(first + chunk) + tl.arange(0, C)
-    position = token - tl.load(offset + n)
-    if CARRIED:
-        position += tl.load(position0 + n)
-    return program.to(tl.int64), program % HEADS, token.to(tl.int64), token < tl.load(end + chunk), position
+    token = tl.load(first + chunk)
+    inside = token + tl.arange(0, C) < tl.load(end + chunk)
+    return program.to(tl.int64), chunk, program % HEADS, token.to(tl.int64), inside
 
 
 @triton.jit
@@ -54,30 +51,37 @@ def candidates_kernel(
     PRECISION: tl.constexpr, C: tl.constexpr, DOUBLINGS: tl.constexpr,
 ):  # fmt: skip
     at = tl.arange(0, C)
-    program, head, token, inside, position = locate(first, end, sequence, offset, position0, HEADS, CARRIED, C)
-    x, square, size, level, coarse, fine, over, scale_k, scale_v, poisoned = table(
+    program, chunk, head, token, inside = locate(first, end, HEADS, C)
+    x, x_own, share, decay, step, size, level, coarse, fine, over, scale_k, scale_v, poisoned = table(
         k, v, g, token, inside, head, k_stride, v_stride, HEADS, GROUP, DK, DV, TILE_K, TILE_V, DECAYS, PRECISION
     )  # fmt: skip
-    score = information(x, square, (size - level)[:, None], STATE)
-    hit = opens(score, position[:, None], tau, block, BLOCK)
-    if not BLOCK:
-        hit = hit & (at[None, :] > poisoned[:, None])
-    hit = hit & (at[None, :] < at[:, None]) & inside[:, None]
-    following = tl.min(tl.where(hit, at[:, None], C), 0)
-    last = tl.where(following < C, following, at)
-    for _ in tl.static_range(DOUBLINGS):
-        last = twice(last)
     link = links + program * LINKS * C + at
-    tl.store(link, following)
-    tl.store(link + C, last)
     tl.store(link + 2 * C, poisoned)
     note = notes + program * NOTES * C + at
     tl.store(note, size)
     tl.store(note + C, level)
     tl.store(note + 2 * C, coarse)
     tl.store(note + 3 * C, fine)
-    tl.store(note + 4 * C, tl.sum(tl.where(at[None, :] == 0, x, 0.0), 1))
-    tl.store(note + 5 * C, tl.sum(tl.where(at[None, :] == 0, square, 0.0), 1))
+    tl.store(note + 4 * C, x_own)
     tl.store(note + 6 * C, over)
     tl.store(note + 7 * C, scale_k)
     tl.store(note + 8 * C, scale_v)
+    square = squares(x, share, decay, step, size, level, PRECISION)
+    tl.store(note + 5 * C, tl.sum(tl.where(at[None, :] == 0, square, 0.0), 1))
+    score = information(x, square, (size - level)[:, None], STATE)
+    position = at.to(tl.int64)
+    if BLOCK:
+        n = tl.load(sequence + chunk)
+        position += token - tl.load(offset + n)
+        if CARRIED:
+            position += tl.load(position0 + n)
+        hit = opens(score, position[:, None], tau, block, BLOCK)
+    else:
+        hit = opens(score, position[:, None], tau, block, BLOCK) & (at[None, :] > poisoned[:, None])
+    hit = hit & (at[None, :] < at[:, None]) & inside[:, None]
+    following = tl.min(tl.where(hit, at[:, None], C), 0)
+    last = tl.where(following < C, following, at)
+    for _ in tl.static_range(DOUBLINGS):
+        last = twice(last)
+    tl.store(link, following)
+    tl.store(link + C, last)

@@ -67,8 +67,8 @@ def carry_kernel(
             S = tl.load(place, mask=there, other=0.0)
     for chunk in range(first_chunk, tl.load(chunks + n + 1)):
         here = chunk * HEADS + head.to(tl.int64)
-        token = begin + (chunk - first_chunk) * C + at
-        inside, token = token < end, token.to(tl.int64)
+        token = begin + (chunk - first_chunk) * C
+        inside, token = token + at < end, token.to(tl.int64)
         note, link = notes + here * NOTES * C + at, links + here * LINKS * C + at
         size, level, coarse, fine = tl.load(note), tl.load(note + C), tl.load(note + 2 * C), tl.load(note + 3 * C)
         coarse_before = tl.load(note + 2 * C - 1, mask=at > 0, other=0.0)
@@ -78,15 +78,15 @@ def carry_kernel(
 
         # what tokens see of the matrix [C]
         if HELD:
-            keys = scaled(rows(k, token, inside, k_stride, 0, DK, TILE_K), scale_k)
-            values = scaled(rows(v, token, inside, v_stride, 0, DV, TILE_V), scale_v)
+            keys = scaled(rows(k + token * k_stride, inside, k_stride, 0, DK, TILE_K), scale_k)
+            values = scaled(rows(v + token * v_stride, inside, v_stride, 0, DV, TILE_V), scale_v)
             y = seen(keys, values, S, PRECISION)
         else:
             y = tl.zeros([C], tl.float32)
             for i in range(0, DK, TILE_K):
-                keys = scaled(rows(k, token, inside, k_stride, i, DK, TILE_K), scale_k)
+                keys = scaled(rows(k + token * k_stride, inside, k_stride, i, DK, TILE_K), scale_k)
                 for j in range(0, DV, TILE_V):
-                    values = scaled(rows(v, token, inside, v_stride, j, DV, TILE_V), scale_v)
+                    values = scaled(rows(v + token * v_stride, inside, v_stride, j, DV, TILE_V), scale_v)
                     place, there = tile_of(matrix, program, i, j, DK, DV, TILE_K, TILE_V)
                     y += seen(keys, values, tl.load(place, mask=there & (opened > 0), other=0.0), PRECISION)
         y *= over
@@ -107,7 +107,7 @@ def carry_kernel(
         opening = opens(found, position + (chunk - first_chunk) * C, tau, block, BLOCK) | new
         hit = tl.min(tl.where(opening & inside, at, C), 0)
         tl.store(hits + here, hit)
-        tl.store(score + token * HEADS + head, found, mask=inside & (at <= hit))
+        tl.store(score + token * HEADS + head + at * HEADS, found, mask=inside & (at <= hit))
 
         # S at the next chunk, over 2^scale
         ended = hit < C
@@ -125,9 +125,9 @@ def carry_kernel(
         else:
             square = tl.full([], 0, tl.float32)
             for i in range(0, DK, TILE_K):
-                keys = scaled(rows(k, token, inside, k_stride, i, DK, TILE_K), scale_k)
+                keys = scaled(rows(k + token * k_stride, inside, k_stride, i, DK, TILE_K), scale_k)
                 for j in range(0, DV, TILE_V):
-                    values = scaled(rows(v, token, inside, v_stride, j, DV, TILE_V), scale_v)
+                    values = scaled(rows(v + token * v_stride, inside, v_stride, j, DV, TILE_V), scale_v)
                     place, there = tile_of(matrix, program, i, j, DK, DV, TILE_K, TILE_V)
                     old = tl.load(place, mask=there & (opened > 0), other=0.0)
                     new_tile = grown(keys, values, old, keep, weight, PRECISION)

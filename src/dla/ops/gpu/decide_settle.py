@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 
 from dla.ops.gpu.decide_candidates import LINKS, locate, twice
-from dla.ops.gpu.decide_table import BAD, information, table
+from dla.ops.gpu.decide_table import BAD, information, squares, table
 from dla.ops.segmentation import ALIVE
 
 LIVES = tl.constexpr(ALIVE)
@@ -19,17 +19,14 @@ POISON = tl.constexpr(2.0**15)  # a score that is not a number, in sums
 
 @triton.jit
 def settle_kernel(
-    k, v, g, first, end, sequence, offset, position0, links, hits, score, boundary, death, opened, sums, many, totals,
+    k, v, g, first, end, links, hits, score, boundary, death, opened, sums, many, totals,
     k_stride, v_stride,
     HEADS: tl.constexpr, GROUP: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr, TILE_K: tl.constexpr,
     TILE_V: tl.constexpr, DECAYS: tl.constexpr, STATE: tl.constexpr, MERGES: tl.constexpr, PRECISION: tl.constexpr,
     C: tl.constexpr, DOUBLINGS: tl.constexpr,
 ):  # fmt: skip
     at = tl.arange(0, C)
-    program, head, token, inside, _ = locate(first, end, sequence, offset, position0, HEADS, False, C)
-    x, square, size, level, _, _, _, _, _, poisoned = table(
-        k, v, g, token, inside, head, k_stride, v_stride, HEADS, GROUP, DK, DV, TILE_K, TILE_V, DECAYS, PRECISION
-    )  # fmt: skip
+    program, _, head, token, inside = locate(first, end, HEADS, C)
     hit = tl.load(hits + program)
     step = tl.load(links + program * LINKS * C + at)
     step = tl.where(step < C, step, at)
@@ -38,11 +35,15 @@ def settle_kernel(
         led_to = opens[:, None] & (step[:, None] == at[None, :])
         opens = opens | (tl.max(led_to.to(tl.int32), 0) > 0)
         step = twice(step)
-    start = tl.max(tl.where(opens[None, :] & (at[None, :] < at[:, None]), at[None, :], -1), 1)
-    found = information(x, square, (size - level)[:, None], STATE)
-    found = tl.sum(tl.where(at[None, :] == start[:, None], found, 0.0), 1)
-    found = tl.where(poisoned >= start, BAD, found)
-    out = token * HEADS + head
+    start = tl.max(tl.where(opens[None, :] & (at[None, :] < at[:, None]), at[None, :], -1), 1)  # of what each sees
+    x, _, share, decay, decayed, size, level, _, _, _, _, _, poisoned = table(
+        k, v, g, token, inside, head, k_stride, v_stride, HEADS, GROUP, DK, DV, TILE_K, TILE_V, DECAYS, PRECISION
+    )  # fmt: skip
+    mine = at[None, :] == start[:, None]
+    seen = tl.sum(tl.where(mine, x, 0.0), 1)
+    square = tl.sum(tl.where(mine, squares(x, share, decay, decayed, size, level, PRECISION), 0.0), 1)
+    found = tl.where(poisoned >= start, BAD, information(seen, square, size - level, STATE))
+    out = token * HEADS + head + at * HEADS
     tl.store(score + out, found, mask=inside & (at > hit))
     tl.store(boundary + out, opens, mask=inside)
     tl.store(death + out, tl.where(opens, LIVES, -1), mask=inside)
@@ -52,7 +53,7 @@ def settle_kernel(
         units = (found * UNIT).to(tl.int64)
         upto = tl.cumsum(units, 0)
         rank = tl.cumsum(opens.to(tl.int32), 0) - 1
-        tl.store(opened + program * C + rank, token.to(tl.int32), mask=opens)
+        tl.store(opened + program * C + rank, (token + at).to(tl.int32), mask=opens)
         tl.store(sums + program * C + rank, upto - units, mask=opens)
         tl.store(many + program, tl.sum(opens.to(tl.int32), 0))
         tl.store(totals + program, tl.sum(units, 0))

@@ -45,8 +45,8 @@ def information(x, square, token, STATE: tl.constexpr):
     cos = tl.minimum(tl.maximum(x / norm, -1.0), 1.0)
     if STATE:
         size = tl.exp2(tl.minimum(tl.maximum(token, -100.0), 100.0)) + 0.0 * norm
-        larger = tl.maximum(size, norm)
-        a, b = norm / larger, size / larger
+        largest = tl.maximum(size, norm)
+        a, b = norm / largest, size / largest
         after = tl.sqrt((a - b) * (a - b) + 2 * a * b * (1 + cos))
         along = a + b * cos
         nothing = after <= 0
@@ -60,6 +60,11 @@ def information(x, square, token, STATE: tl.constexpr):
 
 
 @triton.jit
+def larger(a, b):
+    return tl.maximum(a, b)
+
+
+@triton.jit
 def parts(g):
     """g as a multiple of 1/64 and the rest. Running sums of the first are exact, and those of the rest stay small: their
     differences keep their digits, however strong the decays before them.
@@ -69,10 +74,10 @@ def parts(g):
 
 
 @triton.jit
-def rows(x, token, inside, stride, d, WIDTH: tl.constexpr, TILE: tl.constexpr):
-    """Columns d to d + TILE of x [tokens, WIDTH]."""
-    column = d + tl.arange(0, TILE)
-    return tl.load(x + token[:, None] * stride + column, mask=inside[:, None] & (column < WIDTH), other=0.0)
+def rows(x, inside, stride, d, WIDTH: tl.constexpr, TILE: tl.constexpr):
+    """Columns d to d + TILE of a chunk's rows x [C, WIDTH]."""
+    row, column = tl.arange(0, inside.shape[0]), d + tl.arange(0, TILE)
+    return tl.load(x + row[:, None] * stride + column, mask=inside[:, None] & (column < WIDTH), other=0.0)
 
 
 @triton.jit
@@ -82,15 +87,15 @@ def scaled(x, scale):
 
 
 @triton.jit
-def gram(x, token, inside, stride, WIDTH: tl.constexpr, TILE: tl.constexpr, PRECISION: tl.constexpr):
+def gram(x, inside, stride, WIDTH: tl.constexpr, TILE: tl.constexpr, PRECISION: tl.constexpr):
     """Products [C, C] of rows near one, the powers of two that bring them there (0: not finite), and their logarithms.
 
     float16 has not the range to be scaled without loss, nor is there need to.
     """
-    C: tl.constexpr = token.shape[0]
+    C: tl.constexpr = inside.shape[0]
     largest = tl.zeros([C], tl.int32)
     for d in range(0, WIDTH, TILE):
-        bits = rows(x, token, inside, stride, d, WIDTH, TILE).to(tl.float32).to(tl.int32, bitcast=True) & 0x7FFFFFFF
+        bits = rows(x, inside, stride, d, WIDTH, TILE).to(tl.float32).to(tl.int32, bitcast=True) & 0x7FFFFFFF
         largest = tl.maximum(largest, tl.max(bits, 1))
     exponent = tl.minimum(tl.maximum((largest >> 23) - 127, -126), 126)
     if x.dtype.element_ty == tl.float16:
@@ -99,7 +104,7 @@ def gram(x, token, inside, stride, WIDTH: tl.constexpr, TILE: tl.constexpr, PREC
     scale = tl.where(largest >= INFINITE, 0.0, scale)
     total = tl.zeros([C, C], tl.float32)
     for d in range(0, WIDTH, TILE):
-        tile = scaled(rows(x, token, inside, stride, d, WIDTH, TILE), scale)
+        tile = scaled(rows(x, inside, stride, d, WIDTH, TILE), scale)
         total += product(tile, tl.trans(tile), PRECISION)
     return total, scale, exponent.to(tl.float32)
 
@@ -121,16 +126,16 @@ def shares(decay, size, level):
 
 @triton.jit
 def table(
-    k, v, g, token, inside, head, k_stride, v_stride,
+    k, v, g, first, inside, head, k_stride, v_stride,
     HEADS: tl.constexpr, GROUP: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr, TILE_K: tl.constexpr,
     TILE_V: tl.constexpr, DECAYS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Of a chunk's tokens at a head: x and square [t, j], and for each token its row's level, its
-    size and one over that of its scaled rows, both scales, running sums of decays in two parts, and ``poisoned``.
+    """Of a chunk's tokens, from ``first`` on, at a head: x [t, j]; x[t, 0]; shares and decays [t, s]; and for each token its decay, its size,
+    its row's level, running decays in two parts, one over the size of its scaled rows, both scales, and ``poisoned``.
     """
-    at = tl.arange(0, token.shape[0])
-    keys, scale_k, log_k = gram(k + head // GROUP * DK, token, inside, k_stride, DK, TILE_K, PRECISION)
-    values, scale_v, log_v = gram(v + head * DV, token, inside, v_stride, DV, TILE_V, PRECISION)
+    at = tl.arange(0, inside.shape[0])
+    keys, scale_k, log_k = gram(k + first * k_stride + head // GROUP * DK, inside, k_stride, DK, TILE_K, PRECISION)
+    values, scale_v, log_v = gram(v + first * v_stride + head * DV, inside, v_stride, DV, TILE_V, PRECISION)
     both = keys * values
     own = tl.sum(tl.where(at[:, None] == at[None, :], both, 0.0), 1)
     zero = own <= 0
@@ -139,16 +144,26 @@ def table(
     event = tl.where((scale_k == 0) | (scale_v == 0), at, -2)
     step = tl.zeros_like(size)
     if DECAYS:
-        step = tl.load(g + token * HEADS + head, mask=inside, other=0.0).to(tl.float32) * LOG2_E
+        step = tl.load(g + first * HEADS + head + at * HEADS, mask=inside, other=0.0).to(tl.float32) * LOG2_E
         event = tl.maximum(event, tl.where(step == step, -2, at - 1))  # of states before its own
         step = tl.where(step == step, tl.maximum(step, STRONGEST), 0.0)
-    poisoned = tl.max(tl.where(at[None, :] <= at[:, None], event[None, :], -2), 1)
+    poisoned = tl.associative_scan(event, 0, larger)
     coarse, fine = parts(step)
     sum_coarse, sum_fine = tl.cumsum(coarse, 0), tl.cumsum(fine, 0)
     decay = between(sum_coarse - coarse, sum_fine - fine, sum_coarse, sum_fine)
+    decay += 0.0 * both  # makes the compiler lay it out like the products, which saves registers
     level = tl.maximum(tl.max(decay + size[None, :], 1), LOWEST)
     share = shares(decay, size, level)
-    x = tl.cumsum(share * both * (over[:, None] * over[None, :]), 1, reverse=True)
-    cross = share * tl.exp2(decay + (step + level)[None, :] - level[:, None])
-    square = tl.cumsum(share * share, 1, reverse=True) + 2 * product(cross, x, PRECISION)
-    return x, square, size, level, sum_coarse, sum_fine, over, scale_k, scale_v, poisoned
+    terms = share * both * (over[:, None] * over[None, :])
+    x, x_own = tl.cumsum(terms, 1, reverse=True), tl.sum(terms, 1)
+    return x, x_own, share, decay, step, size, level, sum_coarse, sum_fine, over, scale_k, scale_v, poisoned
+
+
+@triton.jit
+def squares(x, share, decay, step, size, level, PRECISION: tl.constexpr):
+    """square [t, j], from what ``table`` gave."""
+    at = tl.arange(0, size.shape[0])
+    after = tl.maximum(level + step, size)  # the level of what step s leaves
+    joined = tl.where(at[:, None] >= at[None, :], tl.exp2(size - after)[:, None], 0.0)
+    joined += 2 * tl.exp2(level + step - after)[:, None] * x
+    return product(share * tl.exp2(decay + (after[None, :] - level[:, None])), joined, PRECISION)
