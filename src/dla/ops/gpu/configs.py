@@ -3,9 +3,9 @@
 from typing import Any
 
 TABLE: dict[str, dict[str, Any]] = {
-    "decide_candidates": {"warps": 4, "stages": 1, "width": 64},
-    "decide_carry": {"warps": 8, "stages": 1, "width": 128, "area": 8192},
-    "decide_settle": {"warps": 4, "stages": 1, "width": 64},
+    "decide_candidates": {"warps": 4, "stages": 1, "width": (64, 64)},
+    "decide_carry": {"warps": 8, "stages": 1, "width": (128, 32), "parts": 2},
+    "decide_settle": {"warps": 4, "stages": 1, "width": (64, 64)},
     "decide_merges": {"warps": 1, "stages": 1},
 }
 

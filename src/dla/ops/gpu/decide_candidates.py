@@ -10,8 +10,8 @@ import triton.language as tl
 from dla.ops.gpu.decide_table import information, squares, table
 
 LINKS = tl.constexpr(3)  # rows of int32 a chunk and head: following, last, poisoned
-NOTES = tl.constexpr(9)  # rows of float32: size, level, running decay (coarse and fine), x and square of the chunk's own
-# tokens from its first on, one over the size of scaled rows, both scales
+NOTES = tl.constexpr(10)  # rows of float32: size, level, running decay (coarse and fine), x and square of the chunk's own
+# tokens from its first on, one over the size of scaled rows, both scales, decay
 
 
 @triton.jit
@@ -66,6 +66,7 @@ def candidates_kernel(
     tl.store(note + 6 * C, over)
     tl.store(note + 7 * C, scale_k)
     tl.store(note + 8 * C, scale_v)
+    tl.store(note + 9 * C, step)
     square = squares(x, share, decay, step, size, level, PRECISION)
     tl.store(note + 5 * C, tl.sum(tl.where(at[None, :] == 0, square, 0.0), 1))
     score = information(x, square, (size - level)[:, None], STATE)

@@ -51,10 +51,10 @@ def run(problem: Problem, given: dict[str, Tensor]) -> None:
 def start(kernel: Any, programs: int, name: str, arguments: dict[str, Any]) -> None:
     """Launch a kernel with those of the arguments that it names."""
     how = config(name)
-    if "width" in how:  # of tiles, whose area may be bounded too
-        tile_k = min(how["width"], triton.next_power_of_2(arguments["DK"]))
-        tile_v = min(how.get("area", how["width"] * tile_k) // tile_k, triton.next_power_of_2(arguments["DV"]))
-        arguments = {**arguments, "TILE_K": tile_k, "TILE_V": tile_v}
+    if "width" in how:
+        tile_k, tile_v = (min(how["width"][i], triton.next_power_of_2(arguments[x])) for i, x in enumerate(("DK", "DV")))
+        parts = triton.cdiv(arguments["DV"], tile_v) if arguments["DK"] <= tile_k else 0
+        arguments = {**arguments, "TILE_K": tile_k, "TILE_V": tile_v, "PARTS": parts if parts <= how.get("parts", 0) else 0}
     named = {name: arguments[name] for name in kernel.arg_names}
     launch(kernel, (programs,), named, warps=how["warps"], stages=how["stages"])
 

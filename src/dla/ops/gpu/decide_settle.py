@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 
 from dla.ops.gpu.decide_candidates import LINKS, locate, twice
-from dla.ops.gpu.decide_table import BAD, information, squares, table
+from dla.ops.gpu.decide_table import BAD, information, larger, squares, table
 from dla.ops.segmentation import ALIVE
 
 LIVES = tl.constexpr(ALIVE)
@@ -35,7 +35,8 @@ def settle_kernel(
         led_to = opens[:, None] & (step[:, None] == at[None, :])
         opens = opens | (tl.max(led_to.to(tl.int32), 0) > 0)
         step = twice(step)
-    start = tl.max(tl.where(opens[None, :] & (at[None, :] < at[:, None]), at[None, :], -1), 1)  # of what each sees
+    start = tl.associative_scan(tl.where(opens, at, -1), 0, larger)
+    start = tl.where(at > 0, tl.gather(start, tl.maximum(at - 1, 0), 0), -1)  # of the state that each token sees
     x, _, share, decay, decayed, size, level, _, _, _, _, _, poisoned = table(
         k, v, g, token, inside, head, k_stride, v_stride, HEADS, GROUP, DK, DV, TILE_K, TILE_V, DECAYS, PRECISION
     )  # fmt: skip

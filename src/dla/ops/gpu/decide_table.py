@@ -110,21 +110,6 @@ def gram(x, inside, stride, WIDTH: tl.constexpr, TILE: tl.constexpr, PRECISION: 
 
 
 @triton.jit
-def between(coarse_before, fine_before, coarse, fine):
-    """D[t, s] from running sums without (t) and with (s) the token's own; for s >= t that of nothing."""
-    at = tl.arange(0, coarse.shape[0])
-    decay = (coarse_before[:, None] - coarse[None, :]) + (fine_before[:, None] - fine[None, :])
-    return tl.where(at[None, :] < at[:, None], decay, NONE)
-
-
-@triton.jit
-def shares(decay, size, level):
-    """e^D[t, s] n_s over 2^level[t]: each token's share in what row t sees."""
-    weight = decay + size[None, :]
-    return tl.where(weight > 0.5 * NONE, tl.exp2(tl.maximum(weight - level[:, None], FAINTEST)), 0.0)
-
-
-@triton.jit
 def table(
     k, v, g, first, inside, head, k_stride, v_stride,
     HEADS: tl.constexpr, GROUP: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr, TILE_K: tl.constexpr,
@@ -150,10 +135,12 @@ def table(
     poisoned = tl.associative_scan(event, 0, larger)
     coarse, fine = parts(step)
     sum_coarse, sum_fine = tl.cumsum(coarse, 0), tl.cumsum(fine, 0)
-    decay = between(sum_coarse - coarse, sum_fine - fine, sum_coarse, sum_fine)
+    decay = (sum_coarse - coarse)[:, None] - sum_coarse[None, :] + ((sum_fine - fine)[:, None] - sum_fine[None, :])
+    decay = tl.where(at[None, :] < at[:, None], decay, NONE)
     decay += 0.0 * both  # makes the compiler lay it out like the products, which saves registers
-    level = tl.maximum(tl.max(decay + size[None, :], 1), LOWEST)
-    share = shares(decay, size, level)
+    weight = decay + size[None, :]
+    level = tl.maximum(tl.max(weight, 1), LOWEST)
+    share = tl.where(weight > 0.5 * NONE, tl.exp2(tl.maximum(weight - level[:, None], FAINTEST)), 0.0)
     terms = share * both * (over[:, None] * over[None, :])
     x, x_own = tl.cumsum(terms, 1, reverse=True), tl.sum(terms, 1)
     return x, x_own, share, decay, step, size, level, sum_coarse, sum_fine, over, scale_k, scale_v, poisoned
