@@ -1,15 +1,16 @@
 """Kernels compiled ahead of time, from launches that were recorded on meta tensors: what they need of a GPU.
 
-As a program, the kernels of decisions: python -m tests.ops.gpu.ahead [dk dv]
+As a program, those of the kernels of decisions as JSON: python -m tests.ops.gpu.ahead 80 128 64
 """
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
 import tempfile
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -80,7 +81,6 @@ def deciding(dk: int, dv: int, dtype: torch.dtype = torch.bfloat16, score: Any =
 
 
 if __name__ == "__main__":
-    sizes = [int(x) for x in sys.argv[1:3]] or [128, 64]
-    for capability in (80, 90):
-        for one in deciding(*sizes):
-            print(f"sm_{capability}", one.warps, "warps", compiled(one, capability), flush=True)
+    capability, dk, dv = map(int, sys.argv[1:])
+    for one in deciding(dk, dv):
+        print(json.dumps(asdict(compiled(one, capability))), flush=True)

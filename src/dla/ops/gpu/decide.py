@@ -1,8 +1,8 @@
 """The first stage in Triton, for scalar decays: scores and boundaries by chunks, merges by density.
 
 Four kernels. ``candidates`` asks in every chunk, for each token as a start, which token opens the next state;
-``carry`` goes from chunk to chunk with the current state and finds where it ends; ``settle`` follows the candidates from
-there, which gives each chunk's boundaries and scores; ``merges`` goes from boundary to boundary and ends starts.
+``carry`` goes from chunk to chunk with the current state and finds where it ends; ``settle`` follows the candidates
+from there, which gives each chunk's boundaries and scores; ``merges`` goes from boundary to boundary and ends starts.
 """
 
 from typing import Any

@@ -10,8 +10,9 @@ import triton.language as tl
 from dla.ops.gpu.decide_table import information, squares, table
 
 LINKS = tl.constexpr(3)  # rows of int32 a chunk and head: following, last, poisoned
-NOTES = tl.constexpr(10)  # rows of float32: size, level, running decay (coarse and fine), x and square of the chunk's own
-# tokens from its first on, one over the size of scaled rows, both scales, decay
+# Rows of float32: size, level, running decay (coarse and fine), x and square of the state that starts with the chunk,
+# one over the size of scaled rows, both scales, decay.
+NOTES = tl.constexpr(10)
 
 
 @triton.jit
@@ -19,7 +20,7 @@ def opens(score, position, tau, block, BLOCK: tl.constexpr):
     """Whether a token with this score, at this position in its sequence, opens a state."""
     if BLOCK:
         return position % block == 0
-    else:  # noqa: RET505 - for Triton both are branches
+    else:
         return score >= tau
 
 

@@ -1,11 +1,13 @@
 """The second kernel of decisions: from chunk to chunk of a sequence, the current state S and where it ends.
 
-S = 2^scale * matrix, with |matrix|^2 = square. A token of the chunk sees S, decayed, and the chunk's tokens before it, T:
+S = 2^scale * matrix, with |matrix|^2 = square. A token t of the chunk sees S, decayed by e^P since the chunk's start,
+and the sum T of the chunk's tokens before it. With x, square and D as in decide_table.py,
 
-    x        = e^P k^T S v + x_own                    (P the decay from the chunk's start up to the token)
-    |...|^2  = e^2P |S|^2 + 2 e^P <S, T> + square_own,   <S, T> = sum over s < t of e^D[t, s] n_s k_s^T S v_s
+    k^T (e^P S + T) v = e^P k^T S v + x[t, 0]
+    |e^P S + T|^2     = e^2P |S|^2 + 2 e^P <S, T> + square[t, 0]
+    <S, T>            = sum over s < t of e^D[t, s] n_s k_s^T S v_s
 
-with x_own and square_own from the first kernel. The first token that opens a state, ``hit``, ends S; the chunk's last
+and the last is a running sum. The first token that opens a state, ``hit``, ends S; the chunk's last
 start is then last[hit], and S at the next chunk the sum of the tokens from there on. Without a hit all tokens join S.
 The matrix is worked on in tiles. A small one stays in registers (PARTS tiles side by side), a large one lies in memory.
 """
@@ -35,7 +37,7 @@ def times(a, b, PRECISION: tl.constexpr):
         middle = rest.to(tl.bfloat16)
         low = (rest - middle.to(tl.float32)).to(tl.bfloat16)
         return product(a, low, PRECISION) + product(a, middle, PRECISION) + product(a, high, PRECISION)
-    else:  # noqa: RET505 - for Triton both are branches
+    else:
         return product(a.to(tl.float32), b, PRECISION)
 
 
@@ -47,9 +49,9 @@ def held(matrix, program, DK: tl.constexpr, DV: tl.constexpr, TILE_K: tl.constex
     for i in tl.static_range(PARTS):
         if CARRIED:
             place, there = tile_of(matrix, program, 0, i * TILE_V, DK, DV, TILE_K, TILE_V)
-            S += (tl.load(place, mask=there, other=0.0),)
+            S += (tl.load(place, mask=there, other=0.0),)  # type: ignore[assignment]
         else:
-            S += (tl.zeros([TILE_K, TILE_V], tl.float32),)
+            S += (tl.zeros([TILE_K, TILE_V], tl.float32),)  # type: ignore[assignment]
     return S
 
 
@@ -155,7 +157,7 @@ def carry_kernel(
                 values = scaled(rows(v + token * v_stride, inside, v_stride, i * TILE_V, DV, TILE_V), scale_v)
                 tile = grown(keys, values, S[i], keep, weight, PRECISION)
                 square += tl.sum(tl.sum(tile * tile, 1), 0)
-                new_S += (tile,)
+                new_S += (tile,)  # type: ignore[assignment]
             S = new_S
         else:
             for i in range(0, DK, TILE_K):

@@ -41,9 +41,10 @@ def run(problem: Problem, given: dict[str, Tensor]) -> None:
         "LANES": 32 if (rules.capacity or 0) <= 32 else 64,
         "PRECISION": "ieee" if interpreting() else "tf32x3",
     }
-    start(candidates_kernel, tiles.count * H, "decide_candidates", arguments)
-    start(carry_kernel, N * H, "decide_carry", arguments)
-    start(settle_kernel, tiles.count * H, "decide_settle", arguments)
+    wide = "" if problem.v.dtype == torch.bfloat16 else "_wide"
+    start(candidates_kernel, tiles.count * H, f"decide_candidates{wide}", arguments)
+    start(carry_kernel, N * H, f"decide_carry{wide}", arguments)
+    start(settle_kernel, tiles.count * H, f"decide_settle{wide}", arguments)
     if rules.capacity is not None:
         start(merges_kernel, N * H, "decide_merges", arguments)
 
@@ -51,12 +52,20 @@ def run(problem: Problem, given: dict[str, Tensor]) -> None:
 def start(kernel: Any, programs: int, name: str, arguments: dict[str, Any]) -> None:
     """Launch a kernel with those of the arguments that it names."""
     how = config(name)
-    if "width" in how:
-        tile_k, tile_v = (min(how["width"][i], triton.next_power_of_2(arguments[x])) for i, x in enumerate(("DK", "DV")))
-        parts = triton.cdiv(arguments["DV"], tile_v) if arguments["DK"] <= tile_k else 0
-        arguments = {**arguments, "TILE_K": tile_k, "TILE_V": tile_v, "PARTS": parts if parts <= how.get("parts", 0) else 0}
+    if "tile" in how:
+        arguments = {**arguments, **tiling(arguments["DK"], arguments["DV"], how)}
     named = {name: arguments[name] for name in kernel.arg_names}
     launch(kernel, (programs,), named, warps=how["warps"], stages=how["stages"])
+
+
+def tiling(dk: int, dv: int, how: dict[str, Any]) -> dict[str, int]:
+    """Sizes of tiles; PARTS of them side by side, of the shape ``held``, are all of a matrix that fits in registers."""
+    wide, high = triton.next_power_of_2(dk), triton.next_power_of_2(dv)
+    held_k, held_v = how.get("held", (0, 0))
+    if wide <= held_k and wide * high <= how["numbers"]:
+        return {"TILE_K": wide, "TILE_V": held_v, "PARTS": triton.cdiv(dv, held_v)}
+    tile_k, tile_v = how["tile"]
+    return {"TILE_K": min(tile_k, wide), "TILE_V": min(tile_v, high), "PARTS": 0}
 
 
 def operands(problem: Problem) -> dict[str, Any]:

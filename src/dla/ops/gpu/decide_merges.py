@@ -1,14 +1,14 @@
 """The fourth kernel of decisions: which starts end, and when. One warp a head, one lane a state (or two), oldest first.
 
 At a boundary the tokens since the one before are counted to the current state. If the list is full, the adjacent pair
-with the smallest density of scores is merged, the older of those that tie; then the new state is appended. Sums of scores
-are integers in units of 2^-32. Densities are not negative: as floats they order like their bits.
+with the smallest density of scores is merged, the older of those that tie; then the new state is appended. Sums of
+scores are integers in units of 2^-32. Densities are not negative: as floats they order like their bits.
 """
 
 import triton
 import triton.language as tl
 
-from dla.ops.gpu.decide_settle import POISON, UNIT
+from dla.ops.gpu.decide_settle import UNIT
 from dla.ops.rules import TIE
 
 TIES = tl.constexpr(TIE)
@@ -20,7 +20,7 @@ MOST = tl.constexpr(4 * UNIT.value)  # above all densities: scores are at most t
 def cheapest(tokens, info, pairs, LANES: tl.constexpr):
     """The oldest of the first ``pairs`` pairs that tie for the smallest density, of their sums of tokens and scores."""
     lane = tl.arange(0, LANES)
-    cost = info.to(tl.float32) / tokens.to(tl.float32)
+    cost = info.to(tl.float32) / tl.maximum(tokens, 1).to(tl.float32)
     fit = (lane < pairs) & (cost < MOST)
     bits = cost.to(tl.int32, bitcast=True)
     least = tl.min(tl.where(fit, bits, NEVER), 0).to(tl.float32, bitcast=True)
@@ -50,7 +50,7 @@ def merges_kernel(
     counted, summed, base = begin, tl.full([], 0, tl.int64), tl.full([], 0, tl.int64)
     for chunk in range(tl.load(chunks + n), tl.load(chunks + n + 1)):
         here = chunk * HEADS + head.to(tl.int64)
-        for i in range(0, tl.load(many + here)):
+        for i in range(tl.load(many + here)):
             token, upto = tl.load(opened + here * C + i), base + tl.load(sums + here * C + i)
             current = lane == size - 1
             tokens += tl.where(current, token - counted, 0)
@@ -62,10 +62,11 @@ def merges_kernel(
             full = size == CAPACITY
             pair = tl.where(full, cheapest(tokens + next_tokens, info + next_info, size - 1, LANES), LANES)
             ends = lane == pair + 1
-            step = token if PACKED else token - begin
-            tl.store(death + start.to(tl.int64) * HEADS + head, step + 0 * lane, mask=ends & (start >= 0))
+            step = (token if PACKED else token - begin) + 0 * lane
+            tl.store(death + start.to(tl.int64) * HEADS + head, step, mask=ends & (start >= 0))
             if CARRIED:
-                tl.store(initial_death + program.to(tl.int64) * CAPACITY + start + CAPACITY, step + 0 * lane, mask=ends & (start < 0))
+                place = initial_death + program.to(tl.int64) * CAPACITY + (start + CAPACITY)
+                tl.store(place, step, mask=ends & (start < 0))
             tokens = tl.where(lane == pair, tokens + next_tokens, tl.where(lane > pair, next_tokens, tokens))
             info = tl.where(lane == pair, info + next_info, tl.where(lane > pair, next_info, info))
             start = tl.where(lane > pair, next_start, start)

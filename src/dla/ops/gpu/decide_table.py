@@ -22,9 +22,10 @@ from dla.ops.gpu.language import product
 from dla.ops.rules import FIRST_SCORE
 
 NONE = tl.constexpr(-1e30)  # the logarithm of zero
-LOWEST = tl.constexpr(-30000.0)  # a level: what has faded further is zero
+LOWEST = tl.constexpr(-1100.0)  # a level: what has faded further is zero, as it is in float64
 FAINTEST = tl.constexpr(-60.0)  # a token's share of a row beside larger ones: squares must not be lost
-STRONGEST = tl.constexpr(-1500.0)  # a step's decay: beyond any float's range
+STRONGEST = tl.constexpr(-150.0)  # a step's decay: what is beyond leaves nothing, as it does in float32
+NOTHING = tl.constexpr(-4096.0)  # such a decay; a chunk of them still adds up exactly in multiples of 1/64
 LOG2_E = tl.constexpr(1.4426950408889634)
 FIRST = tl.constexpr(FIRST_SCORE)
 INFINITE = tl.constexpr(0x7F800000)  # the bits of infinity; those of NaN are greater
@@ -66,8 +67,10 @@ def larger(a, b):
 
 @triton.jit
 def parts(g):
-    """g as a multiple of 1/64 and the rest. Running sums of the first are exact, and those of the rest stay small: their
-    differences keep their digits, however strong the decays before them.
+    """g as a multiple of 1/64 and the rest.
+
+    Running sums of the first are exact, and those of the rest stay small: differences of both keep their digits,
+    however strong the decays before them.
     """
     coarse = tl.floor(g * 64 + 0.5) / 64
     return coarse, g - coarse
@@ -115,8 +118,10 @@ def table(
     HEADS: tl.constexpr, GROUP: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr, TILE_K: tl.constexpr,
     TILE_V: tl.constexpr, DECAYS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Of a chunk's tokens, from ``first`` on, at a head: x [t, j]; x[t, 0]; shares and decays [t, s]; and for each token its decay, its size,
-    its row's level, running decays in two parts, one over the size of its scaled rows, both scales, and ``poisoned``.
+    """Of a chunk's tokens at a head: x [t, j] and x[t, 0], shares and decays [t, s].
+
+    And for each token its decay, its size, its row's level, running decays in two parts, one over the size of its
+    scaled rows, both scales, and ``poisoned``.
     """
     at = tl.arange(0, inside.shape[0])
     keys, scale_k, log_k = gram(k + first * k_stride + head // GROUP * DK, inside, k_stride, DK, TILE_K, PRECISION)
@@ -131,7 +136,7 @@ def table(
     if DECAYS:
         step = tl.load(g + first * HEADS + head + at * HEADS, mask=inside, other=0.0).to(tl.float32) * LOG2_E
         event = tl.maximum(event, tl.where(step == step, -2, at - 1))  # of states before its own
-        step = tl.where(step == step, tl.maximum(step, STRONGEST), 0.0)
+        step = tl.where(step == step, tl.where(step < STRONGEST, NOTHING, step), 0.0)
     poisoned = tl.associative_scan(event, 0, larger)
     coarse, fine = parts(step)
     sum_coarse, sum_fine = tl.cumsum(coarse, 0), tl.cumsum(fine, 0)
@@ -140,7 +145,7 @@ def table(
     decay += 0.0 * both  # makes the compiler lay it out like the products, which saves registers
     weight = decay + size[None, :]
     level = tl.maximum(tl.max(weight, 1), LOWEST)
-    share = tl.where(weight > 0.5 * NONE, tl.exp2(tl.maximum(weight - level[:, None], FAINTEST)), 0.0)
+    share = tl.where(weight > LOWEST, tl.exp2(tl.maximum(weight - level[:, None], FAINTEST)), 0.0)
     terms = share * both * (over[:, None] * over[None, :])
     x, x_own = tl.cumsum(terms, 1, reverse=True), tl.sum(terms, 1)
     return x, x_own, share, decay, step, size, level, sum_coarse, sum_fine, over, scale_k, scale_v, poisoned

@@ -1,0 +1,31 @@
+"""The tests of interpreted/ in a process of their own: Triton must be told to interpret before it is imported."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+FOLDER = Path(__file__).with_name("interpreted")
+
+
+def run(*marks: str) -> None:
+    if importlib.util.find_spec("triton") is None:
+        pytest.skip("triton is not installed")
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(FOLDER), *marks]
+    environment = {**os.environ, "TRITON_INTERPRET": "1"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, cwd=FOLDER.parents[3])
+    assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-2000:]
+
+
+def test_interpreted() -> None:
+    run("-m", "not slow")
+
+
+@pytest.mark.slow
+def test_interpreted_at_length() -> None:
+    run("-m", "slow")
