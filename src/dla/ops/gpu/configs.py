@@ -75,8 +75,8 @@ _tried: dict[str, Config] = {}  # what is being tried at the moment
 
 
 def config(kernel: str, dtype: torch.dtype | None = None) -> Config:
-    """``warps``, ``stages`` and tile sizes of a kernel whose products are of this dtype."""
-    own = TABLE[kernel] | BY_DTYPE.get(dtype, {}).get(kernel, {})  # type: ignore[arg-type]
+    """``name``, ``warps``, ``stages`` and tile sizes of a kernel whose products are of this dtype."""
+    own = {"name": kernel} | TABLE[kernel] | BY_DTYPE.get(dtype, {}).get(kernel, {})  # type: ignore[arg-type]
     return own | (_tried[kernel] if kernel in _tried else tuned(device_name()).get(kernel, {}))
 
 

@@ -45,7 +45,7 @@ def twice(step):
 
 
 @triton.jit(do_not_specialize=["block"])
-def candidates_kernel(
+def candidates(
     k, v, g, first, end, sequence, offset, position0, links, notes, k_stride, v_stride, tau, block,
     HEADS: tl.constexpr, GROUP: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr, TILE_K: tl.constexpr,
     TILE_V: tl.constexpr, DECAYS: tl.constexpr, CARRIED: tl.constexpr, BLOCK: tl.constexpr, STATE: tl.constexpr,

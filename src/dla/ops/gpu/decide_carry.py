@@ -74,7 +74,7 @@ def grown(k, v, S, keep, weight, PRECISION: tl.constexpr):
 
 
 @triton.jit(do_not_specialize=["block"])
-def carry_kernel(
+def carry(
     k, v, chunks, offset, position0, size0, scale0, square0, spoiled0, matrix, links, notes, hits, score,
     k_stride, v_stride, tau, block,
     HEADS: tl.constexpr, GROUP: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr, TILE_K: tl.constexpr,

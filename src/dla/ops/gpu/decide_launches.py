@@ -6,11 +6,11 @@ import torch
 import triton
 from torch import Tensor
 
-from dla.ops.gpu.configs import config
-from dla.ops.gpu.decide_candidates import LINKS, NOTES, candidates_kernel
-from dla.ops.gpu.decide_carry import carry_kernel
-from dla.ops.gpu.decide_merges import merges_kernel
-from dla.ops.gpu.decide_settle import settle_kernel
+from dla.ops.gpu.configs import Config, config
+from dla.ops.gpu.decide_candidates import LINKS, NOTES, candidates
+from dla.ops.gpu.decide_carry import carry
+from dla.ops.gpu.decide_merges import merges
+from dla.ops.gpu.decide_settle import settle
 from dla.ops.gpu.launch import launch
 from dla.ops.gpu.runtime import interpreting
 from dla.ops.gpu.tiles import CHUNK, Tiles
@@ -41,31 +41,30 @@ def run(problem: Problem, given: dict[str, Tensor]) -> None:
         "LANES": 32 if (rules.capacity or 0) <= 32 else 64,
         "PRECISION": "ieee" if interpreting() else "tf32x3",
     }
-    wide = "" if problem.v.dtype == torch.bfloat16 else "_wide"
-    start(candidates_kernel, tiles.count * H, f"decide_candidates{wide}", arguments)
-    start(carry_kernel, N * H, f"decide_carry{wide}", arguments)
-    start(settle_kernel, tiles.count * H, f"decide_settle{wide}", arguments)
+    dtype = problem.v.dtype
+    start(candidates, tiles.count * H, arguments, dtype)
+    start(carry, N * H, arguments, dtype)
+    start(settle, tiles.count * H, arguments, dtype)
     if rules.capacity is not None:
-        start(merges_kernel, N * H, "decide_merges", arguments)
+        start(merges, N * H, arguments, dtype)
 
 
-def start(kernel: Any, programs: int, name: str, arguments: dict[str, Any]) -> None:
+def start(kernel: Any, programs: int, arguments: dict[str, Any], dtype: torch.dtype) -> None:
     """Launch a kernel with those of the arguments that it names."""
-    how = config(name)
-    if "tile" in how:
+    how = config(kernel.__name__, dtype)
+    if "BK" in how:
         arguments = {**arguments, **tiling(arguments["DK"], arguments["DV"], how)}
-    named = {name: arguments[name] for name in kernel.arg_names}
-    launch(kernel, (programs,), named, warps=how["warps"], stages=how["stages"])
+    launch(kernel, (programs,), {name: arguments[name] for name in kernel.arg_names}, how)
 
 
-def tiling(dk: int, dv: int, how: dict[str, Any]) -> dict[str, int]:
+def tiling(dk: int, dv: int, how: Config) -> dict[str, int]:
     """Sizes of tiles; PARTS of them side by side, of the shape ``held``, are all of a matrix that fits in registers."""
     wide, high = triton.next_power_of_2(dk), triton.next_power_of_2(dv)
-    held_k, held_v = how.get("held", (0, 0))
-    if wide <= held_k and wide * high <= how["numbers"]:
-        return {"TILE_K": wide, "TILE_V": held_v, "PARTS": triton.cdiv(dv, held_v)}
-    tile_k, tile_v = how["tile"]
-    return {"TILE_K": min(tile_k, wide), "TILE_V": min(tile_v, high), "PARTS": 0}
+    if held := how.get("held"):
+        held_k, held_v = held
+        if wide <= held_k and wide * high <= how["numbers"]:
+            return {"TILE_K": wide, "TILE_V": held_v, "PARTS": triton.cdiv(dv, held_v)}
+    return {"TILE_K": min(how["BK"], wide), "TILE_V": min(how["BV"], high), "PARTS": 0}
 
 
 def operands(problem: Problem) -> dict[str, Any]:

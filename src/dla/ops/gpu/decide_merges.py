@@ -30,7 +30,7 @@ def cheapest(tokens, info, pairs, LANES: tl.constexpr):
 
 
 @triton.jit
-def merges_kernel(
+def merges(
     chunks, offset, opened, sums, many, totals, size0, count0, info0, death, initial_death,
     HEADS: tl.constexpr, CAPACITY: tl.constexpr, LANES: tl.constexpr, CARRIED: tl.constexpr, PACKED: tl.constexpr,
     C: tl.constexpr,

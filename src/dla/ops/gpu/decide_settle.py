@@ -18,7 +18,7 @@ POISON = tl.constexpr(2.0**15)  # a score that is not a number, in sums
 
 
 @triton.jit
-def settle_kernel(
+def settle(
     k, v, g, first, end, links, hits, score, boundary, death, opened, sums, many, totals,
     k_stride, v_stride,
     HEADS: tl.constexpr, GROUP: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr, TILE_K: tl.constexpr,

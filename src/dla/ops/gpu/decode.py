@@ -87,13 +87,8 @@ class Decoder:
         chosen = config(kernel.__name__)
         BV = min(chosen["BV"], power_of_two(self.dv))
         tiles = -(-self.dv // BV) if by_columns else 1
-        launch(
-            kernel,
-            (self.sequences * self.heads, tiles),
-            arguments | {"BK": self.BK, "BV": BV},
-            warps=chosen["warps"] * max(1, self.BK // WIDE),
-            stages=chosen["stages"],
-        )
+        chosen |= {"warps": chosen["warps"] * max(1, self.BK // WIDE)}
+        launch(kernel, (self.sequences * self.heads, tiles), arguments | {"BK": self.BK, "BV": BV}, chosen)
 
 
 class OfOne(Decoder):

@@ -90,6 +90,6 @@ def key_sums_of(k: Tensor, carried: Tensor | None, tiles: Tiles) -> KeySums:
         "C": CHUNK,
         "BK": BK,
     }
-    launch(running_keys, (N * key_heads * triton.cdiv(dk, BK),), arguments, warps=c["warps"], stages=c["stages"])
+    launch(running_keys, (N * key_heads * triton.cdiv(dk, BK),), arguments, c)
     past = None if carried is None else -carried.double().flip(2).cumsum(2).flip(2).contiguous()
     return KeySums(sums, past)

@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dla.ops.gpu.configs import Config
+
 
 @dataclass(frozen=True)
 class Launch:
@@ -20,6 +22,7 @@ class Launch:
     warps: int
     stages: int
     registers: int | None = None  # most that a thread may have
+    name: str = ""  # of its configuration (configs.py)
 
 
 _seen: ContextVar[list[Launch] | None] = ContextVar("dla_launches", default=None)
@@ -36,18 +39,11 @@ def launches() -> Iterator[list[Launch]]:
         _seen.reset(token)
 
 
-def launch(
-    kernel: Any,
-    grid: tuple[int, ...],
-    arguments: dict[str, Any],
-    *,
-    warps: int = 4,
-    stages: int = 1,
-    registers: int | None = None,
-) -> None:
-    """Run a kernel on a grid; an empty grid runs nothing."""
+def launch(kernel: Any, grid: tuple[int, ...], arguments: dict[str, Any], how: Config) -> None:
+    """Run a kernel on a grid, by its configuration; an empty grid runs nothing."""
+    warps, stages, registers = how["warps"], how["stages"], how.get("registers")
     if (seen := _seen.get()) is not None:
-        seen.append(Launch(kernel, grid, arguments, warps, stages, registers))
+        seen.append(Launch(kernel, grid, arguments, warps, stages, registers, how["name"]))
     if 0 in grid or any(isinstance(x, Tensor) and x.is_meta for x in arguments.values()):
         return
     limit = {"maxnreg": registers} if registers and torch.version.cuda else {}  # others know no such limit

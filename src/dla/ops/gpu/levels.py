@@ -73,7 +73,7 @@ def levels_of(lam: Tensor, start: Tensor, carried: int, levels: int, tiles: Tile
     arguments |= {"offset": tiles.offset, "lead": tiles.lead, "lam_stride": lam.stride(0), "width": width}
     arguments |= {"carried": carried, "levels": levels, "H": H, "C": CHUNK}
     arguments |= {"BITS": triton.next_power_of_2(max(levels, 2))}
-    launch(fenwick, (tiles.count, H), arguments, warps=c["warps"], stages=c["stages"])
+    launch(fenwick, (tiles.count, H), arguments, c)
     return plan
 
 

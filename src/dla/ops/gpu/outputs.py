@@ -199,5 +199,5 @@ def outputs_of(
     arguments |= {"MEMORY": memory, "RECENCY": recency}
     grid = (tiles.count * triton.cdiv(dv, BV), H)
     arguments |= arithmetic(v.dtype)
-    launch(outputs, grid, arguments, warps=c["warps"], stages=c["stages"], registers=c["registers"])
+    launch(outputs, grid, arguments, c)
     return o

@@ -196,5 +196,5 @@ def routed_weights(
     for spans, most in (("first", K), ("current", CHUNK), ("merged", CHUNK)):
         blocks = triton.cdiv(most, c["BS"])
         kind = arguments | {"SPANS": spans, "blocks": blocks}
-        launch(routes, (tiles.count * blocks, H), kind, warps=c["warps"], stages=c["stages"])
+        launch(routes, (tiles.count * blocks, H), kind, c)
     return made

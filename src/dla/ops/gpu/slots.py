@@ -107,5 +107,5 @@ def slots_of(lam: Tensor, starts: Starts, tiles: Tiles, recency: bool) -> Plan:
     arguments |= {"slot_before": slot_before, "first": tiles.first, "stop": tiles.stop, "sequence": tiles.sequence}
     arguments |= {"offset": tiles.offset, "chunks": tiles.chunks, "lam_stride": lam.stride(0), "width": width}
     arguments |= {"carried": starts.carried, "K": K, "H": H, "C": CHUNK, "BS": c["BS"], "RECENCY": recency}
-    launch(slots, (tiles.count, H), arguments, warps=c["warps"], stages=c["stages"])
+    launch(slots, (tiles.count, H), arguments, c)
     return replace(plan, position=starts.position, slot_before=slot_before)

@@ -116,5 +116,5 @@ def matrices_of(k: Tensor, v: Tensor, position: Tensor, count: Tensor, states: S
     arguments |= {"carried": states.carried, "K": K, "heads": heads}
     arguments |= {"H": H, "GROUP": H // k.shape[1], "DK": dk, "DV": dv, "C": CHUNK, "BK": BK, "BV": BV}
     grid = (N * K * triton.cdiv(dk, BK) * triton.cdiv(dv, BV), H)
-    launch(span_matrices, grid, arguments | arithmetic(k.dtype), warps=c["warps"], stages=c["stages"])
+    launch(span_matrices, grid, arguments | arithmetic(k.dtype), c)
     return made

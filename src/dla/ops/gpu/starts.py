@@ -102,7 +102,7 @@ def starts_of(death: Tensor, initial: Tensor | None, tiles: Tiles, K: int, ends:
     latest = torch.empty(tiles.count, H, dtype=torch.int32, device=device)
     where = {"first": tiles.first, "stop": tiles.stop}
     arguments: dict[str, Any] = {"death": death, "latest": latest, **where, "H": H, "C": CHUNK, "BH": c["BH"]}
-    launch(latest_deaths, (tiles.count, triton.cdiv(H, c["BH"])), arguments, warps=c["warps"], stages=c["stages"])
+    launch(latest_deaths, (tiles.count, triton.cdiv(H, c["BH"])), arguments, c)
     sequence, until = tiles.sequence, torch.arange(tiles.count, dtype=torch.int32, device=device)
     time = tiles.first - tiles.offset[sequence]
     if ends:
@@ -117,5 +117,5 @@ def starts_of(death: Tensor, initial: Tensor | None, tiles: Tiles, K: int, ends:
     arguments |= {"sequence": sequence, "time": time, "until": until, **where, "offset": tiles.offset}
     arguments |= {"chunks": tiles.chunks, "carried": made.carried, "K": K}
     arguments |= {"H": H, "C": CHUNK, "BC": c["BC"], "BS": c["BS"]}
-    launch(starts_alive, (views, H), arguments, warps=c["warps"], stages=c["stages"])
+    launch(starts_alive, (views, H), arguments, c)
     return made

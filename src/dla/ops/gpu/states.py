@@ -106,7 +106,7 @@ def running_sums(g: Tensor, tiles: Tiles) -> Tensor:
     G = torch.empty(tokens, H, dtype=torch.float32, device=g.device)
     arguments: dict[str, Any] = {"g": g, "G": G, "first": tiles.first, "stop": tiles.stop}
     arguments |= {"H": H, "C": CHUNK, "BH": c["BH"]}
-    launch(running_decays, (tiles.count, triton.cdiv(H, c["BH"])), arguments, warps=c["warps"], stages=c["stages"])
+    launch(running_decays, (tiles.count, triton.cdiv(H, c["BH"])), arguments, c)
     return G
 
 
@@ -125,5 +125,5 @@ def states_of(k: Tensor, v: Tensor, g: Tensor | None, initial: Tensor | None, ti
     arguments |= {"k_stride": k.stride(0), "v_stride": v.stride(0), "carried": carried}
     arguments |= {"H": H, "GROUP": H // k.shape[1], "DK": dk, "DV": dv, "C": CHUNK, "BK": BK, "BV": BV}
     grid = (N * H * triton.cdiv(dk, BK) * triton.cdiv(dv, BV),)
-    launch(prefix_states, grid, arguments | arithmetic(k.dtype), warps=c["warps"], stages=c["stages"])
+    launch(prefix_states, grid, arguments | arithmetic(k.dtype), c)
     return States(S, G, total, carried)
