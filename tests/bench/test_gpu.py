@@ -117,7 +117,7 @@ def test_what_is_timed(monkeypatch: pytest.MonkeyPatch) -> None:
         *("dynamic: prefill", "dynamic: decide", "dynamic: attend", "dynamic: decode", "sdpa"),
     ]
     assert all(row["ms"] > 0 for row in rows)
-    assert rows[1]["by"].startswith("decode: ") and rows[4]["by"].startswith("attend: ")
+    assert rows[1]["by"].startswith("decode: ") and rows[4]["by"].startswith("decide: ")
     failed = gpu_timing.timed("broken", lambda: 1 / 0, 1)
     assert failed["ms"] is None and "division by zero" in failed["by"]
 

@@ -16,6 +16,7 @@ pytest.importorskip("triton")
 from dla.bench.gpu_resources import Compiled, compiled
 from dla.ops.gpu import compile as ahead
 from dla.ops.gpu.compile import Resources, assembled, resources, source, type_of
+from dla.ops.gpu.configs import config
 from dla.ops.gpu.launch import Launch, launch, launches
 from dla.ops.gpu.runtime import interpreting
 from dla.ops.gpu.shapes import PAPER, Launched, Shape, launched
@@ -151,6 +152,6 @@ def test_complaints() -> None:
 
 def test_empty_grids_and_tensors_without_numbers_launch_nothing() -> None:
     with launches() as seen:
-        launch(None, (0, 4), {})
-        launch(None, (3,), {"x": torch.empty(1, device="meta")})
+        launch(None, (0, 4), {}, config("step_one"))
+        launch(None, (3,), {"x": torch.empty(1, device="meta")}, config("step_one"))
     assert [x.grid for x in seen] == [(0, 4), (3,)]
