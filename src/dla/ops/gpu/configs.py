@@ -40,19 +40,21 @@ TABLE: dict[str, Config] = {
     # Decoding moves bytes: narrow tiles make enough programs of few sequences, and still whole sectors of 32 bytes.
     "step_one": {"warps": 4, "stages": 1, "BV": 16},
     "step_levels": {"warps": 4, "stages": 1, "BV": 16},
-    "step_decisions": {"warps": 8, "stages": 1, "BV": 16},
+    "step_decisions": {"warps": 4, "stages": 1, "BV": 16},
     "step_states": {"warps": 4, "stages": 1, "BV": 16},
 }
 
 # Where operands meet float32 in more digits than bfloat16 has
 FLOAT16: dict[str, Config] = {
-    "candidates": {"BK": 32, "BV": 32},
+    "candidates": {"warps": 8, "BK": 32, "BV": 32},
     "carry": {"BV": 16, "held": None},
     "settle": {"BK": 32, "BV": 32},
+    "outputs_dynamic": {"registers": None},
 }
 
 # Where products of float32, which are made of three, need more room than those of halves
 FLOAT32: dict[str, Config] = FLOAT16 | {
+    "settle": {"warps": 8, "BK": 32, "BV": 32},
     "prefix_states": {"warps": 8, "stages": 1, "BK": 32},
     "span_matrices": {"warps": 8, "BK": 32},
     "outputs_single": {"registers": None},
@@ -66,7 +68,7 @@ BY_DTYPE = {torch.float16: FLOAT16, torch.float32: FLOAT32}
 TRIED: dict[str, tuple[Config, ...]] = {
     "step_one": ({"BV": 8}, {"BV": 32}),  # more programs, or longer rows
     "step_levels": ({"BV": 8}, {"BV": 32}),
-    "step_decisions": ({"warps": 4}, {"BV": 8}),  # one program a head: its latency counts
+    "step_decisions": ({"warps": 8}, {"BV": 8}),  # one program a head: its latency counts
     "step_states": ({"BV": 8}, {"BV": 32}, {"stages": 2}),
 }
 
