@@ -38,7 +38,7 @@ def run(problem: Problem, given: dict[str, Tensor]) -> None:
         "MERGES": rules.capacity is not None,
         "PACKED": problem.layout.packed,
         "CAPACITY": rules.capacity,
-        "LANES": 32 if (rules.capacity or 0) <= 32 else 64,
+        "LANES": max(triton.next_power_of_2((rules.capacity or 0) + 1), 32),
         "PRECISION": "ieee" if interpreting() else "tf32x3",
     }
     dtype = problem.v.dtype
