@@ -45,7 +45,7 @@ def run(problem: Problem, given: dict[str, Tensor]) -> None:
     start(candidates, tiles.count * H, arguments, dtype)
     start(carry, N * H, arguments, dtype)
     start(settle, tiles.count * H, arguments, dtype)
-    if rules.capacity is not None:
+    if rules.capacity is not None and tiles.count:
         start(merges, N * H, arguments, dtype)
 
 

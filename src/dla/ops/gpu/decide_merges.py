@@ -1,8 +1,9 @@
 """The fourth kernel of decisions: which starts end, and when. One warp a head, one lane a state (or more), oldest first.
 
 A boundary opens a state. If the list is full, the adjacent pair with the smallest density of scores is merged before,
-the older of those that tie. Sums of scores are integers in units of 2^-32. Densities are not negative: as floats they
-order like their bits.
+the older of those that tie. Sums of scores are integers in units of 2^-32, so that equal ones are equal however they came
+about; tokens are counted in floats, which are exact to 2^24. Densities are not negative: as floats they order like
+their bits.
 
 Boundaries come one after another, so that what counts is how long one takes. Hence a boundary is dealt with when the
 next one is known, and with it all tokens of the state that it opens; and densities are kept. While the smallest is
@@ -26,7 +27,7 @@ MOST = tl.constexpr(4 * UNIT.value)  # above all densities: scores are at most t
 
 @triton.jit
 def density(tokens, info):
-    return info.to(tl.float32) / tl.maximum(tokens, 1).to(tl.float32)
+    return info.to(tl.float32) / tl.maximum(tokens, 1.0)
 
 
 @triton.jit
@@ -53,25 +54,26 @@ def merges(
     younger, second = tl.minimum(lane + 1, LANES - 1), tl.minimum(lane + 2, LANES - 1)
     begin, end = tl.load(offset + n), tl.load(offset + n + 1)
     size = tl.full([], 0, tl.int32)
-    tokens, start, info = tl.zeros([LANES], tl.int32), lane - CAPACITY, tl.zeros([LANES], tl.int64)
+    tokens, start, info = tl.zeros([LANES], tl.float32), lane - CAPACITY, tl.zeros([LANES], tl.int64)
     # the newest state, which is not in the list yet: its start, its tokens and scores up to ``token``
-    newest, has, scores = tl.full([], 0, tl.int32), tl.full([], 0, tl.int32), tl.full([], 0, tl.int64)
+    newest, has, scores = tl.full([], 0, tl.int32), tl.full([], 0, tl.float32), tl.full([], 0, tl.int64)
     if CARRIED:  # states carried in stand before token 0
         size = tl.maximum(tl.load(size0 + program) - 1, 0)
         held = program.to(tl.int64) * CAPACITY
-        tokens = tl.load(count0 + held + lane, mask=lane < size, other=0)
+        tokens = tl.load(count0 + held + lane, mask=lane < size, other=0).to(tl.float32)
         info = tl.load(info0 + held + lane, mask=lane < size, other=0)
-        newest, has, scores = size - CAPACITY, tl.load(count0 + held + size), tl.load(info0 + held + size)
+        newest, has = size - CAPACITY, tl.load(count0 + held + size).to(tl.float32)
+        scores = tl.load(info0 + held + size)
     cost = density(tokens + tl.gather(tokens, younger, 0), info + tl.gather(info, younger, 0))
     token, base, summed = begin, tl.full([], 0, tl.int64), tl.full([], 0, tl.int64)
     last = tl.load(chunks + n + 1)
     for chunk in range(tl.load(chunks + n), last + 1):  # the one behind the last stands for the sequence's end
-        here, there = chunk * HEADS + head.to(tl.int64), chunk < last
-        for i in range(tl.load(many + here, mask=there, other=1)):
-            following = tl.load(opened + here * C + i, mask=there, other=0)
-            upto = base + tl.load(sums + here * C + i, mask=there, other=0)
-            following = tl.where(there, following, end)
-            has, scores = has + following - token, scores + upto - summed
+        there = chunk < last
+        here = tl.where(there, chunk, last - 1) * HEADS + head.to(tl.int64)
+        entry = tl.where(there, opened + here * C, offset + n + 1)
+        for i in range(tl.where(there, tl.load(many + here), 1)):
+            following, upto = tl.load(entry + i), base + tl.load(sums + here * C + i)
+            has, scores = has + (following - token).to(tl.float32), scores + upto - summed
             # the newest state comes into the list; a full one merges a pair
             is_new = lane == size
             tokens, info = tl.where(is_new, has, tokens), tl.where(is_new, scores, info)
@@ -96,5 +98,5 @@ def merges(
             cost = tl.where(lane < pair - 1, cost, tl.where(lane <= pair, three, next_cost))
             size += ((has > 0) & (size < CAPACITY)).to(tl.int32)  # before a sequence's first token there is none
             newest, token, summed = following, following, upto
-            has, scores = tl.full([], 0, tl.int32), tl.full([], 0, tl.int64)
-        base += tl.load(totals + here, mask=there, other=0)
+            has, scores = tl.full([], 0, tl.float32), tl.full([], 0, tl.int64)
+        base += tl.load(totals + here)
