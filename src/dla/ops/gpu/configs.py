@@ -7,6 +7,7 @@ file, and for a kernel that it does not have, the table holds.
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -64,6 +65,11 @@ FLOAT32: dict[str, Config] = FLOAT16 | {
 
 BY_DTYPE = {torch.float16: FLOAT16, torch.float32: FLOAT32}
 
+# By architecture, of the products of halves. From sm_90 on, products take whole groups of four warps, which leaves the
+# carried matrix no room in registers.
+IN_MEMORY: dict[str, Config] = {"carry": {"held": None}}
+BY_ARCHITECTURE = {90: IN_MEMORY, 100: IN_MEMORY, 103: IN_MEMORY}
+
 # What a device may like better, kernel by kernel: few, for each is a compilation. None spills on sm_80.
 TRIED: dict[str, tuple[Config, ...]] = {
     "step_one": ({"BV": 8}, {"BV": 32}),  # more programs, or longer rows
@@ -78,7 +84,9 @@ _tried: dict[str, Config] = {}  # what is being tried at the moment
 
 def config(kernel: str, dtype: torch.dtype | None = None) -> Config:
     """``name``, ``warps``, ``stages`` and tile sizes of a kernel whose products are of this dtype."""
-    own = {"name": kernel} | TABLE[kernel] | BY_DTYPE.get(dtype, {}).get(kernel, {})  # type: ignore[arg-type]
+    own: Config = {"name": kernel}
+    own |= TABLE[kernel] | BY_DTYPE.get(dtype, {}).get(kernel, {})  # type: ignore[arg-type]
+    own |= BY_ARCHITECTURE.get(architecture(), {}).get(kernel, {})
     return own | (_tried[kernel] if kernel in _tried else tuned(device_name()).get(kernel, {}))
 
 
@@ -90,6 +98,32 @@ def using(kernel: str, chosen: Config) -> Iterator[None]:
         yield
     finally:
         del _tried[kernel]
+
+
+_architecture: ContextVar[int | None] = ContextVar("dla_architecture", default=None)
+
+
+@contextmanager
+def compiling_for(architecture: int) -> Iterator[None]:
+    """Configurations inside are those for an architecture that need not be there."""
+    token = _architecture.set(architecture)
+    try:
+        yield
+    finally:
+        _architecture.reset(token)
+
+
+def architecture() -> int:
+    """Of NVIDIA's GPU in use, such as 80 for an A100; 0 without one."""
+    return _architecture.get() or _own_architecture()
+
+
+@cache
+def _own_architecture() -> int:
+    if not torch.cuda.is_available() or torch.version.hip:
+        return 0
+    major, minor = torch.cuda.get_device_capability()
+    return 10 * major + minor
 
 
 def device_name() -> str:
