@@ -96,7 +96,7 @@ class Ran:
     passed_over: dict[str, str] = field(default_factory=dict)
 
 
-_failed: dict[tuple[object, ...], str] = {}  # stage, implementation and kind of problem: why its kernel does not compile
+_failed: dict[tuple[object, ...], str] = {}  # by stage, implementation and kind of problem: what does not compile
 _ran: ContextVar[list[Ran] | None] = ContextVar("dla_ran", default=None)
 
 
@@ -182,7 +182,7 @@ def _run(stage: Stage, problem: Problem, backend: Backend, *decided: Decided | N
 
 
 def _choose(stage: Stage, problem: Problem, backend: Backend) -> tuple[Implementation, dict[str, str]]:
-    """The first implementation that can run, of the named backend alone unless decisions are to be made; why no other."""
+    """The first that can run, of the named backend alone unless decisions are to be made; and why no other."""
     rows = TABLE[stage]
     if backend != "auto":
         named = [row for row in rows if row.backend == backend]

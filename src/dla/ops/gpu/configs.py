@@ -65,10 +65,10 @@ FLOAT32: dict[str, Config] = FLOAT16 | {
 
 BY_DTYPE = {torch.float16: FLOAT16, torch.float32: FLOAT32}
 
-# By architecture, of the products of halves. From sm_90 on, products take whole groups of four warps, which leaves the
-# carried matrix no room in registers.
+# By architecture, where something else spills. On servers' GPUs from sm_90 on, products take whole groups of four
+# warps, which leaves the carried matrix no room in registers.
 IN_MEMORY: dict[str, Config] = {"carry": {"held": None}}
-BY_ARCHITECTURE = {90: IN_MEMORY, 100: IN_MEMORY, 103: IN_MEMORY}
+BY_ARCHITECTURE = {90: IN_MEMORY, 100: IN_MEMORY, 103: IN_MEMORY, 120: {"outputs_dynamic": {"registers": None}}}
 
 # What a device may like better, kernel by kernel: few, for each is a compilation. None spills on sm_80.
 TRIED: dict[str, tuple[Config, ...]] = {

@@ -1,9 +1,9 @@
-"""The fourth kernel of decisions: which starts end, and when. One warp a head, one lane a state (or more), oldest first.
+"""The fourth kernel of decisions: which starts end, and when. One warp a head, a lane a state (or more), oldest first.
 
 A boundary opens a state. If the list is full, the adjacent pair with the smallest density of scores is merged before,
-the older of those that tie. Sums of scores are integers in units of 2^-32, so that equal ones are equal however they came
-about; tokens are counted in floats, which are exact to 2^24. Densities are not negative: as floats they order like
-their bits.
+the older of those that tie. Sums of scores are integers in units of 2^-32, so that equal ones are equal however they
+came about; tokens are counted in floats, which are exact to 2^24. Densities are not negative: as floats they order
+like their bits.
 
 Boundaries come one after another, so that what counts is how long one takes. Hence a boundary is dealt with when the
 next one is known, and with it all tokens of the state that it opens; and densities are kept. While the smallest is
@@ -52,7 +52,7 @@ def merges(
     n, head = program // HEADS, program % HEADS
     lane = tl.arange(0, LANES)
     younger, second = tl.minimum(lane + 1, LANES - 1), tl.minimum(lane + 2, LANES - 1)
-    begin, end = tl.load(offset + n), tl.load(offset + n + 1)
+    begin = tl.load(offset + n)
     size = tl.full([], 0, tl.int32)
     tokens, start, info = tl.zeros([LANES], tl.float32), lane - CAPACITY, tl.zeros([LANES], tl.int64)
     # the newest state, which is not in the list yet: its start, its tokens and scores up to ``token``

@@ -153,7 +153,7 @@ def table(
 
 @triton.jit
 def growth(size, level, step):
-    """What step s adds to a square is n_s^2 + 2 e^g n_s x[s, j]: over 2^after, the factors of one and of x; ``after``."""
+    """Step s adds n_s^2 + 2 e^g n_s x[s, j] to a square: the first term and the factor of x, over 2^after; after."""
     after = tl.maximum(level + step, size)
     return tl.exp2(size - after), 2 * tl.exp2(level + step - after), after
 
