@@ -10,13 +10,13 @@ import torch
 
 pytest.importorskip("triton")
 
-from dla.bench.gpu_resources import compiled
+from dla.bench.gpu_resources import Compiled, compiled
 from dla.ops.decide.decided import Decided
 from dla.ops.gpu import attend, runtime
 from dla.ops.gpu.compile import resources
-from dla.ops.gpu.configs import compiling_for
+from dla.ops.gpu.configs import TRIED, compiling_for, using
 from dla.ops.gpu.launch import Launch, launches
-from dla.ops.gpu.shapes import PAPER, Shape
+from dla.ops.gpu.shapes import PAPER, Shape, launched
 from dla.ops.problem import Layout, Problem
 from dla.ops.rules import Rules
 from dla.ops.segmentation import Segmentation
@@ -44,6 +44,16 @@ def test_nothing_spills_at_the_papers_shapes() -> None:
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
 def test_nothing_spills(dtype: torch.dtype, architecture: int) -> None:
     assert complaints([replace(shape, dtype=dtype) for shape in (*PAPER, WIDE)], architecture) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", TRIED)
+def test_nothing_that_may_be_tried_spills(name: str) -> None:
+    for choice in TRIED[name]:
+        with using(name, choice):
+            seen = [x for shape in PAPER for x in launched(shape) if x.launch.name == name]
+        found = [Compiled(x, 80, resources(x.launch, 80)) for x in seen]
+        assert found and [x.complaint for x in found if x.complaint] == [], choice
 
 
 def going_on(memory: Any, dk: int, dv: int, H: int, Hk: int) -> list[Launch]:

@@ -72,6 +72,13 @@ BY_ARCHITECTURE = {90: IN_MEMORY, 100: IN_MEMORY, 103: IN_MEMORY, 120: {"outputs
 
 # What a device may like better, kernel by kernel: few, for each is a compilation. None spills on sm_80.
 TRIED: dict[str, tuple[Config, ...]] = {
+    "carry": ({"held": (128, 32)}, {"held": None}),
+    "settle": ({"warps": 8},),
+    "prefix_states": ({"BK": 32}, {"stages": 3}),
+    "outputs_single": ({"warps": 4, "registers": None}, {"stages": 3}),
+    "outputs_log_linear": ({"warps": 4, "registers": None}, {"stages": 1}),
+    "outputs_dynamic": ({"warps": 4, "registers": None}, {"registers": None}, {"BV": 32}),
+    "routes": ({"warps": 4}, {"BS": 16}),
     "step_one": ({"BV": 8}, {"BV": 32}),  # more programs, or longer rows
     "step_levels": ({"BV": 8}, {"BV": 32}),
     "step_decisions": ({"warps": 8}, {"BV": 8}),  # one program a head: its latency counts
