@@ -25,7 +25,9 @@ from dla.ops.state import LinearState, LogLinearState
 pytestmark = pytest.mark.skipif(runtime.interpreting(), reason="Triton interprets its kernels in this process")
 
 WIDE = replace(PAPER[1], name="Gated DeltaNet's sizes without delta steps", beta=False)
-MOST_SHARED = {80: 160 * 1024, 90: 160 * 1024, 120: 99 * 1024}  # bytes; GPUs for desktops have less
+# The one kernel that does, as docs/gpu.md says.
+SPILLS = ["settle spills 56 bytes on sm_80 (Mamba-2 780M)"]  # in float32
+MOST_SHARED = {80: 160 * 1024, 90: 160 * 1024, 100: 160 * 1024, 120: 99 * 1024}  # bytes; GPUs for desktops have less
 
 
 def complaints(shapes: list[Shape], architecture: int) -> list[str]:
@@ -40,10 +42,11 @@ def test_nothing_spills_at_the_papers_shapes() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("architecture", [80, 90, 120])
+@pytest.mark.parametrize("architecture", [80, 90, 100, 120])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
 def test_nothing_spills(dtype: torch.dtype, architecture: int) -> None:
-    assert complaints([replace(shape, dtype=dtype) for shape in (*PAPER, WIDE)], architecture) == []
+    found = complaints([replace(shape, dtype=dtype) for shape in (*PAPER, WIDE)], architecture)
+    assert set(found) <= set(SPILLS if (dtype, architecture) == (torch.float32, 80) else []), found
 
 
 @pytest.mark.slow

@@ -41,7 +41,7 @@ TABLE: dict[str, Config] = {
     # Decoding moves bytes: narrow tiles make enough programs of few sequences, and still whole sectors of 32 bytes.
     "step_one": {"warps": 4, "stages": 1, "BV": 16},
     "step_levels": {"warps": 4, "stages": 1, "BV": 16},
-    "step_decisions": {"warps": 4, "stages": 1, "BV": 16},
+    "step_decisions": {"warps": 8, "stages": 1, "BV": 16},
     "step_states": {"warps": 4, "stages": 1, "BV": 16},
 }
 
@@ -68,7 +68,12 @@ BY_DTYPE = {torch.float16: FLOAT16, torch.float32: FLOAT32}
 # By architecture, where something else spills. On servers' GPUs from sm_90 on, products take whole groups of four
 # warps, which leaves the carried matrix no room in registers.
 IN_MEMORY: dict[str, Config] = {"carry": {"held": None}}
-BY_ARCHITECTURE = {90: IN_MEMORY, 100: IN_MEMORY, 103: IN_MEMORY, 120: {"outputs_dynamic": {"registers": None}}}
+BY_ARCHITECTURE = {
+    90: IN_MEMORY,
+    100: IN_MEMORY,
+    103: IN_MEMORY,
+    120: IN_MEMORY | {"outputs_dynamic": {"registers": None}},
+}
 
 # What a device may like better, kernel by kernel: few, for each is a compilation. None spills on sm_80.
 TRIED: dict[str, tuple[Config, ...]] = {
@@ -81,7 +86,7 @@ TRIED: dict[str, tuple[Config, ...]] = {
     "routes": ({"warps": 4}, {"BS": 16}),
     "step_one": ({"BV": 8}, {"BV": 32}),  # more programs, or longer rows
     "step_levels": ({"BV": 8}, {"BV": 32}),
-    "step_decisions": ({"warps": 8}, {"BV": 8}),  # one program a head: its latency counts
+    "step_decisions": ({"warps": 4}, {"BV": 8}),  # one program a head: its latency counts
     "step_states": ({"BV": 8}, {"BV": 32}, {"stages": 2}),
 }
 

@@ -56,6 +56,13 @@ def held(matrix, program, DK: tl.constexpr, DV: tl.constexpr, TILE_K: tl.constex
 
 
 @triton.jit
+def square_of(x):
+    """x [C] as [C / 8, 8], of which all numbers can be reduced to one. (Beside products, Triton 3.7 fails to compile
+    such a reduction of a vector for Blackwell's GPUs.)"""
+    return tl.reshape(x, (x.shape[0] // 8, 8))
+
+
+@triton.jit
 def after_both(a, b, c, d):
     """x -> a x + b, then x -> c x + d."""
     return a * c, b * c + d
@@ -136,18 +143,18 @@ def carry(
         new = (opened == 0) & (at == 0)  # a sequence's first token
         found = tl.where(new, FIRST, found)
         opening = opens(found, position + (chunk - first_chunk) * C, tau, block, BLOCK) | new
-        hit = tl.min(tl.where(opening & inside, at, C), 0)
+        hit = tl.min(square_of(tl.where(opening & inside, at, C)))
         tl.store(hits + here, hit)
         tl.store(score + token * HEADS + head + at * HEADS, found, mask=inside & (at <= hit))
 
         # S at the next chunk, over 2^scale
         ended = hit < C
-        start = tl.where(ended, tl.sum(tl.where(at == hit, last, 0), 0), -1)
+        start = tl.where(ended, tl.sum(square_of(tl.where(at == hit, last, 0))), -1)
         final = notes + here * NOTES * C + C - 1
         coarse_end, fine_end = tl.load(final + 2 * C), tl.load(final + 3 * C)
         weight = tl.where(at >= start, (coarse_end - coarse) + (fine_end - fine) + size, NONE)
         faded = coarse_end + fine_end
-        reached = tl.maximum(tl.max(weight, 0), tl.where(ended, LOWEST, tl.maximum(norm + faded, LOWEST)))
+        reached = tl.maximum(tl.max(square_of(weight)), tl.where(ended, LOWEST, tl.maximum(norm + faded, LOWEST)))
         keep = tl.where(ended | zero, 0.0, tl.exp2(tl.minimum(scale + faded - reached, 100.0)))
         weight = tl.exp2(weight - reached) * over
         square = tl.full([], 0, tl.float32)
@@ -173,7 +180,7 @@ def carry(
                     new_S += (grown(keys, values, S[i], keep, weight, PRECISION),)  # type: ignore[assignment]
                 S = new_S
             for i in tl.static_range(PARTS):
-                square += tl.sum(tl.sum(S[i] * S[i], 1), 0)
+                square += tl.sum(S[i] * S[i])
         else:
             for i in range(0, DK, TILE_K):
                 keys = scaled(rows(k + token * k_stride, inside, k_stride, i, DK, TILE_K), scale_k)
@@ -182,8 +189,8 @@ def carry(
                     place, there = tile_of(matrix, program, i, j, DK, DV, TILE_K, TILE_V)
                     tile = tl.load(place, mask=there & (opened > 0), other=0.0)
                     tile = grown(keys, values, tile, keep, weight, PRECISION)
-                    square += tl.sum(tl.sum(tile * tile, 1), 0)
+                    square += tl.sum(tile * tile)
                     tl.store(place, tile, mask=there)
             tl.debug_barrier()  # other threads read it at the next chunk
-        scale, spoiled = reached, tl.where(tl.max(poisoned, 0) >= start, -1, -2)
+        scale, spoiled = reached, tl.where(tl.max(square_of(poisoned)) >= start, -1, -2)
         opened = tl.full([], 1, tl.int32)

@@ -59,5 +59,6 @@ def settle(
         rank = tl.cumsum(opens.to(tl.int32), 0) - 1
         tl.store(opened + program * C + rank, (token + at).to(tl.int32), mask=opens)
         tl.store(sums + program * C + rank, upto - units, mask=opens)
-        tl.store(many + program, tl.sum(opens.to(tl.int32), 0))
-        tl.store(totals + program, tl.sum(units, 0))
+        final = at == C - 1  # (where Triton 3.7 compiles sums as sums, it fails for Blackwell's GPUs)
+        tl.store(many + program + 0 * at, rank + 1, mask=final)
+        tl.store(totals + program + 0 * at, upto, mask=final)

@@ -96,7 +96,7 @@ class Decoder:
         chosen = config(kernel.__name__)
         BV = min(chosen["BV"], power_of_two(self.dv))
         tiles = -(-self.dv // BV) if by_columns else 1
-        chosen |= {"warps": chosen["warps"] * max(1, self.BK // WIDE)}
+        chosen |= {"warps": chosen["warps"] * (max(1, self.BK // WIDE) if by_columns else 1)}
         launch(kernel, (self.sequences * self.heads, tiles), arguments | {"BK": self.BK, "BV": BV}, chosen)
 
 
