@@ -70,6 +70,7 @@ class Reading:
     pieces: list[str]  # the text of every token
     layers: list[LayerReading]
     queries: list[Any] = field(default_factory=list)  # of dla.inspect.queries.Query
+    words: dict[int, str] = field(default_factory=dict)  # the texts of the queries' candidates
     notes: list[str] = field(default_factory=list)  # what a reader should know
 
 
