@@ -114,7 +114,7 @@ function start() {
   const root = document.getElementById("page");
   try {
     const app = new App(openStore(document), root);
-    app.change({});
+    app.change({}, true);
   } catch (error) {
     fill(root, h("p", {}, `This page could not be drawn: ${error.message}`));
     throw error;

@@ -1,7 +1,8 @@
 // What a query token read: the prediction, and which states moved it.
 
 import { bar, fill, h } from "./dom.js";
-import { excerpt, percent, probability, quoted, visible } from "./words.js";
+import { excerptOf } from "./states.js";
+import { percent, probability, quoted, visible } from "./words.js";
 
 const STRONGEST = 8;
 const CONTEXT = 24; // tokens before the query that are shown
@@ -57,7 +58,7 @@ export class QueryPanel {
         h("td", {}, h("button", { type: "button", class: "plain", onclick: () => this.onState(one) },
           `layer ${this.side.layers[one.layer].layer}, head ${one.head}`)),
         h("td", {}, `${one.span.start} – ${one.span.end - 1}`),
-        h("td", { class: "text" }, excerpt(this.side.textOf({ start: Math.max(one.span.start, one.span.end - 200), end: one.span.end }), 34)),
+        h("td", { class: "text" }, excerptOf(this.side, one.span, 34)),
         h("td", {}, `${probability(first.p)} → ${probability(one.p[0])}`),
         h("td", {}, one.kl.toFixed(3), bar(shown[0].kl ? one.kl / shown[0].kl : 0, "read"))));
     if (!rows.length) return h("section", {}, h("h4", {}, "Which states mattered"), h("p", {}, "No state of this query was left out."));

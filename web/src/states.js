@@ -5,6 +5,7 @@ import { information } from "./store.js";
 import { count, excerpt, percent, plural, probability } from "./words.js";
 
 const MOST_ROWS = 300;
+const ROOM = 30; // characters of a text
 const HEADS = {
   state: ["State", "numbered from the oldest"],
   span: ["Tokens", "first and last token of the stretch"],
@@ -30,13 +31,29 @@ export class StatesTable {
 
   // reads: what a query read, by start of a state; null if the chosen time is not a query's.
   show({ spans, lives, head, picked, found, reads }) {
-    const heads = { ...HEADS, ...(reads ? READ : {}) };
+    const { state, span, text, ...rest } = HEADS;
+    const heads = { state, span, text, ...(reads ? READ : {}), ...rest };
     const title = h("tr", {}, Object.entries(heads).map(([name, [text, about]]) => h("th", { scope: "col", class: name, title: about }, text)));
     const hidden = Math.max(0, spans.length - MOST_ROWS);
     const largest = reads ? Math.max(...[...reads.values()].map((read) => read.lam), 0) : 0;
     const rows = spans.slice(hidden).map((span, i) => this.row(hidden + i, span, lives, head, picked, found, reads, largest));
     const note = hidden ? [h("tr", {}, h("td", { colspan: "7" }, `${plural(hidden, "older state")} not listed`))] : [];
     fill(this.table, h("thead", {}, title), h("tbody", {}, note, rows));
+    this.reveal(rows, spans.slice(hidden), picked, reads);
+  }
+
+  // Bring the chosen state into the window, or the one that was read most.
+  reveal(rows, spans, picked, reads) {
+    const weight = (span) => reads?.get(span.start)?.share ?? 0;
+    const most = spans.reduce((best, span) => (weight(span) > weight(best) ? span : best), spans[0]);
+    const wanted = picked ?? (reads && most ? most.start : null);
+    const key = [wanted, reads !== null].join();
+    const row = rows[spans.findIndex((span) => span.start === wanted)];
+    if (key === this.revealed || !row) return;
+    this.revealed = key;
+    const room = this.element.clientHeight - 2 * row.offsetHeight;
+    const top = row.offsetTop - this.element.scrollTop;
+    if (top < 0 || top > room) this.element.scrollTop = row.offsetTop - room / 2;
   }
 
   row(number, span, lives, head, picked, found, reads, largest) {
@@ -49,23 +66,28 @@ export class StatesTable {
       h("td", { class: "state" }, h("span", { class: `chip c${lives.colours[span.index]}` }, String(number + 1))),
       h("td", { class: "span" }, `${span.start} – ${span.end - 1}`),
       h("td", { class: "text" }, this.button(span, number)),
+      ...(reads ? readCells(reads.get(span.start), largest) : []),
       h("td", { class: "tokens" }, count(size)),
       h("td", { class: "information" }, sum === null ? "–" : sum.toFixed(2)),
       h("td", { class: "density" }, sum === null ? "–" : (sum / size).toFixed(3)),
       h("td", { class: "merged", title: mergedTitle(from) }, from.length > 1 ? plural(from.length, "state") : "itself"),
-      ...(reads ? readCells(reads.get(span.start), largest) : []),
     ];
     return h("tr", { class: name || undefined, "data-start": String(span.start) }, cells);
   }
 
   button(span, number) {
-    const text = excerpt(this.side.textOf(span.end - span.start > 400 ? { start: span.start, end: span.start + 60 } : span), 44);
-    const long = span.end - span.start > 400;
-    const end = long ? ` … ${excerpt(this.side.textOf({ start: span.end - 12, end: span.end }), 20)}` : "";
-    const shown = long ? `${text.slice(0, 22)}${end}` : text;
+    const shown = excerptOf(this.side, span, ROOM);
     const label = `state ${number + 1}, tokens ${span.start} to ${span.end - 1}: show it in the text`;
     return h("button", { type: "button", class: "plain", "aria-label": label, onclick: () => this.onPick(span) }, shown || "(no text)");
   }
+}
+
+// Beginning and end of a stretch, without putting all of a long one together.
+export function excerptOf(side, span, room) {
+  const edge = room; // tokens that surely have as many characters, or nearly
+  if (span.end - span.start <= 2 * edge) return excerpt(side.textOf(span), room);
+  const ends = [[span.start, span.start + edge], [span.end - edge, span.end]].map(([start, end]) => side.textOf({ start, end }));
+  return excerpt(ends.join(""), room);
 }
 
 function readCells(read, largest) {

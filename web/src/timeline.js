@@ -32,7 +32,7 @@ export class Timeline {
       this.canvas,
     );
     this.from = 0;
-    this.to = Math.min(side.length, 600);
+    this.to = Math.min(side.length, window.innerWidth < 620 ? 200 : 600);
     this.picture = null;
     this.canvas.addEventListener("click", (event) => {
       const t = this.tokenAt(event.clientX - this.canvas.getBoundingClientRect().left);

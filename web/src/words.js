@@ -10,7 +10,7 @@ export function percent(share, digits = 0) {
 
 export function probability(p) {
   if (p > 0 && p < 0.0005) return "under 0.1%";
-  return percent(p, p < 0.0995 ? 1 : 0);
+  return percent(p, 1);
 }
 
 export function bytes(value) {

@@ -69,7 +69,7 @@ function percent(share, digits = 0) {
 
 function probability(p) {
   if (p > 0 && p < 0.0005) return "under 0.1%";
-  return percent(p, p < 0.0995 ? 1 : 0);
+  return percent(p, 1);
 }
 
 function bytes(value) {
@@ -345,89 +345,6 @@ function spanOf(spans, token) {
   return span && token >= span.start && token < span.end ? span : undefined;
 }
 
-// query.js
-
-// What a query token read: the prediction, and which states moved it.
-
-
-const STRONGEST = 8;
-const CONTEXT = 24; // tokens before the query that are shown
-
-class QueryPanel {
-  constructor(side, { onQuery, onState }, mostLeftOut) {
-    this.side = side;
-    this.onQuery = onQuery;
-    this.onState = onState;
-    this.mostLeftOut = mostLeftOut;
-    this.buttons = side.queries.map((query, i) =>
-      h("button", { type: "button", class: "choice", "aria-pressed": "false", onclick: () => onQuery(i) },
-        h("b", {}, quoted(side.pieces[query.at])), ` token ${query.at}`));
-    this.body = h("div", { class: "asked" });
-    this.element = h("div", {}, h("div", { class: "choices" }, this.buttons), this.body);
-    this.shown = null;
-  }
-
-  async show(query, layer, head) {
-    this.buttons.forEach((button, i) => button.setAttribute("aria-pressed", String(i === query)));
-    const key = [query, layer, head].join();
-    if (key === this.shown) return;
-    this.shown = key;
-    if (query === null) {
-      fill(this.body, h("p", { class: "hint" }, "Choose one of these tokens to see what it read, and which part of the text its prediction came from."));
-      return;
-    }
-    const strongest = await this.side.strongest(query, STRONGEST);
-    if (key !== this.shown) return;
-    fill(this.body, this.prediction(query), this.mattered(query, strongest, layer, head));
-  }
-
-  prediction(query) {
-    const { at, candidates } = this.side.queries[query];
-    const before = this.side.pieces.slice(Math.max(0, at - CONTEXT + 1), at).join("");
-    const next = this.side.pieces[at + 1];
-    const rows = candidates.map(({ text, p }, i) =>
-      h("tr", {},
-        h("th", { scope: "row" }, quoted(text)),
-        h("td", {}, probability(p), bar(p, "read")),
-        h("td", { class: "note" }, text === next ? "came next" : i === 0 ? "likeliest" : "")));
-    return h("section", {},
-      h("h4", {}, "What it expects next"),
-      h("p", { class: "context" }, `… ${visible(before.slice(-90))}`, h("mark", {}, visible(this.side.pieces[at]))),
-      h("table", { class: "expected" }, h("tbody", {}, rows)));
-  }
-
-  mattered(query, { shown, tried }, layer, head) {
-    const { candidates } = this.side.queries[query];
-    const first = candidates[0];
-    const rows = shown.map((one) =>
-      h("tr", { class: one.layer === layer && one.head === head ? "picked" : undefined },
-        h("td", {}, h("button", { type: "button", class: "plain", onclick: () => this.onState(one) },
-          `layer ${this.side.layers[one.layer].layer}, head ${one.head}`)),
-        h("td", {}, `${one.span.start} – ${one.span.end - 1}`),
-        h("td", { class: "text" }, excerpt(this.side.textOf({ start: Math.max(one.span.start, one.span.end - 200), end: one.span.end }), 34)),
-        h("td", {}, `${probability(first.p)} → ${probability(one.p[0])}`),
-        h("td", {}, one.kl.toFixed(3), bar(shown[0].kl ? one.kl / shown[0].kl : 0, "read"))));
-    if (!rows.length) return h("section", {}, h("h4", {}, "Which states mattered"), h("p", {}, "No state of this query was left out."));
-    const heads = ["Where", "Tokens", "Text", `${quoted(first.text)} without it`, "Change, bits"];
-    return h("section", {},
-      h("h4", {}, "Which states mattered most, over all layers and heads"),
-      h("div", { class: "wide" }, h("table", {},
-        h("thead", {}, h("tr", {}, heads.map((text) => h("th", { scope: "col" }, text)))), h("tbody", {}, rows))),
-      h("p", { class: "caption" },
-        `Each of ${tried} states was left out by itself: taken out of the read of this one token in its own layer and head. `,
-        "Everything above that layer was computed anew; what earlier tokens stored stayed. The change is the Kullback–Leibler ",
-        `divergence from the prediction with all states. Tried are the ${this.mostLeftOut} states of a layer with the largest parts of the read.`));
-  }
-}
-
-// The one line above the text when it is coloured by a read.
-function readSentence(side, query, colour) {
-  const name = quoted(side.pieces[side.queries[query].at]);
-  return colour === "read"
-    ? `The darker, the larger the share of its state in what ${name} read in this layer and head.`
-    : `The darker, the more the prediction at ${name} changes when the state is left out here (darkest: ${percent(1)} of the largest change).`;
-}
-
 // packed.js
 
 // Blocks of numbers as src/dla/inspect/packed.py makes them: base64 of raw DEFLATE.
@@ -666,6 +583,7 @@ function openStore(document) {
 
 
 const MOST_ROWS = 300;
+const ROOM = 30; // characters of a text
 const HEADS = {
   state: ["State", "numbered from the oldest"],
   span: ["Tokens", "first and last token of the stretch"],
@@ -691,13 +609,29 @@ class StatesTable {
 
   // reads: what a query read, by start of a state; null if the chosen time is not a query's.
   show({ spans, lives, head, picked, found, reads }) {
-    const heads = { ...HEADS, ...(reads ? READ : {}) };
+    const { state, span, text, ...rest } = HEADS;
+    const heads = { state, span, text, ...(reads ? READ : {}), ...rest };
     const title = h("tr", {}, Object.entries(heads).map(([name, [text, about]]) => h("th", { scope: "col", class: name, title: about }, text)));
     const hidden = Math.max(0, spans.length - MOST_ROWS);
     const largest = reads ? Math.max(...[...reads.values()].map((read) => read.lam), 0) : 0;
     const rows = spans.slice(hidden).map((span, i) => this.row(hidden + i, span, lives, head, picked, found, reads, largest));
     const note = hidden ? [h("tr", {}, h("td", { colspan: "7" }, `${plural(hidden, "older state")} not listed`))] : [];
     fill(this.table, h("thead", {}, title), h("tbody", {}, note, rows));
+    this.reveal(rows, spans.slice(hidden), picked, reads);
+  }
+
+  // Bring the chosen state into the window, or the one that was read most.
+  reveal(rows, spans, picked, reads) {
+    const weight = (span) => reads?.get(span.start)?.share ?? 0;
+    const most = spans.reduce((best, span) => (weight(span) > weight(best) ? span : best), spans[0]);
+    const wanted = picked ?? (reads && most ? most.start : null);
+    const key = [wanted, reads !== null].join();
+    const row = rows[spans.findIndex((span) => span.start === wanted)];
+    if (key === this.revealed || !row) return;
+    this.revealed = key;
+    const room = this.element.clientHeight - 2 * row.offsetHeight;
+    const top = row.offsetTop - this.element.scrollTop;
+    if (top < 0 || top > room) this.element.scrollTop = row.offsetTop - room / 2;
   }
 
   row(number, span, lives, head, picked, found, reads, largest) {
@@ -710,23 +644,28 @@ class StatesTable {
       h("td", { class: "state" }, h("span", { class: `chip c${lives.colours[span.index]}` }, String(number + 1))),
       h("td", { class: "span" }, `${span.start} – ${span.end - 1}`),
       h("td", { class: "text" }, this.button(span, number)),
+      ...(reads ? readCells(reads.get(span.start), largest) : []),
       h("td", { class: "tokens" }, count(size)),
       h("td", { class: "information" }, sum === null ? "–" : sum.toFixed(2)),
       h("td", { class: "density" }, sum === null ? "–" : (sum / size).toFixed(3)),
       h("td", { class: "merged", title: mergedTitle(from) }, from.length > 1 ? plural(from.length, "state") : "itself"),
-      ...(reads ? readCells(reads.get(span.start), largest) : []),
     ];
     return h("tr", { class: name || undefined, "data-start": String(span.start) }, cells);
   }
 
   button(span, number) {
-    const text = excerpt(this.side.textOf(span.end - span.start > 400 ? { start: span.start, end: span.start + 60 } : span), 44);
-    const long = span.end - span.start > 400;
-    const end = long ? ` … ${excerpt(this.side.textOf({ start: span.end - 12, end: span.end }), 20)}` : "";
-    const shown = long ? `${text.slice(0, 22)}${end}` : text;
+    const shown = excerptOf(this.side, span, ROOM);
     const label = `state ${number + 1}, tokens ${span.start} to ${span.end - 1}: show it in the text`;
     return h("button", { type: "button", class: "plain", "aria-label": label, onclick: () => this.onPick(span) }, shown || "(no text)");
   }
+}
+
+// Beginning and end of a stretch, without putting all of a long one together.
+function excerptOf(side, span, room) {
+  const edge = room; // tokens that surely have as many characters, or nearly
+  if (span.end - span.start <= 2 * edge) return excerpt(side.textOf(span), room);
+  const ends = [[span.start, span.start + edge], [span.end - edge, span.end]].map(([start, end]) => side.textOf({ start, end }));
+  return excerpt(ends.join(""), room);
 }
 
 function readCells(read, largest) {
@@ -743,6 +682,89 @@ function mergedTitle(from) {
   if (from.length < 2) return "never merged";
   const shown = from.slice(0, 30).join(", ");
   return `states that began at tokens ${shown}${from.length > 30 ? ", …" : ""}`;
+}
+
+// query.js
+
+// What a query token read: the prediction, and which states moved it.
+
+
+const STRONGEST = 8;
+const CONTEXT = 24; // tokens before the query that are shown
+
+class QueryPanel {
+  constructor(side, { onQuery, onState }, mostLeftOut) {
+    this.side = side;
+    this.onQuery = onQuery;
+    this.onState = onState;
+    this.mostLeftOut = mostLeftOut;
+    this.buttons = side.queries.map((query, i) =>
+      h("button", { type: "button", class: "choice", "aria-pressed": "false", onclick: () => onQuery(i) },
+        h("b", {}, quoted(side.pieces[query.at])), ` token ${query.at}`));
+    this.body = h("div", { class: "asked" });
+    this.element = h("div", {}, h("div", { class: "choices" }, this.buttons), this.body);
+    this.shown = null;
+  }
+
+  async show(query, layer, head) {
+    this.buttons.forEach((button, i) => button.setAttribute("aria-pressed", String(i === query)));
+    const key = [query, layer, head].join();
+    if (key === this.shown) return;
+    this.shown = key;
+    if (query === null) {
+      fill(this.body, h("p", { class: "hint" }, "Choose one of these tokens to see what it read, and which part of the text its prediction came from."));
+      return;
+    }
+    const strongest = await this.side.strongest(query, STRONGEST);
+    if (key !== this.shown) return;
+    fill(this.body, this.prediction(query), this.mattered(query, strongest, layer, head));
+  }
+
+  prediction(query) {
+    const { at, candidates } = this.side.queries[query];
+    const before = this.side.pieces.slice(Math.max(0, at - CONTEXT + 1), at).join("");
+    const next = this.side.pieces[at + 1];
+    const rows = candidates.map(({ text, p }, i) =>
+      h("tr", {},
+        h("th", { scope: "row" }, quoted(text)),
+        h("td", {}, probability(p), bar(p, "read")),
+        h("td", { class: "note" }, text === next ? "came next" : i === 0 ? "likeliest" : "")));
+    return h("section", {},
+      h("h4", {}, "What it expects next"),
+      h("p", { class: "context" }, `… ${visible(before.slice(-90))}`, h("mark", {}, visible(this.side.pieces[at]))),
+      h("table", { class: "expected" }, h("tbody", {}, rows)));
+  }
+
+  mattered(query, { shown, tried }, layer, head) {
+    const { candidates } = this.side.queries[query];
+    const first = candidates[0];
+    const rows = shown.map((one) =>
+      h("tr", { class: one.layer === layer && one.head === head ? "picked" : undefined },
+        h("td", {}, h("button", { type: "button", class: "plain", onclick: () => this.onState(one) },
+          `layer ${this.side.layers[one.layer].layer}, head ${one.head}`)),
+        h("td", {}, `${one.span.start} – ${one.span.end - 1}`),
+        h("td", { class: "text" }, excerptOf(this.side, one.span, 34)),
+        h("td", {}, `${probability(first.p)} → ${probability(one.p[0])}`),
+        h("td", {}, one.kl.toFixed(3), bar(shown[0].kl ? one.kl / shown[0].kl : 0, "read"))));
+    if (!rows.length) return h("section", {}, h("h4", {}, "Which states mattered"), h("p", {}, "No state of this query was left out."));
+    const heads = ["Where", "Tokens", "Text", `${quoted(first.text)} without it`, "Change, bits"];
+    return h("section", {},
+      h("h4", {}, "Which states mattered most, over all layers and heads"),
+      h("div", { class: "wide" }, h("table", {},
+        h("thead", {}, h("tr", {}, heads.map((text) => h("th", { scope: "col" }, text)))), h("tbody", {}, rows))),
+      h("p", { class: "caption" },
+        `Each of ${tried} states was left out by itself: taken out of the read of this one token in its own layer and head. `,
+        "Everything above that layer was computed anew; what earlier tokens stored stayed. The change is the Kullback–Leibler ",
+        `divergence from the prediction with all states. Tried are the ${this.mostLeftOut} states of a layer with the largest parts of the read.`));
+  }
+}
+
+// The one line above the text when it is coloured by a read.
+function readSentence(side, query, colour) {
+  const name = quoted(side.pieces[side.queries[query].at]);
+  return colour === "read"
+    ? `The darker, the larger the share of its state in what ${name} read in this layer and head.`
+    : `The darker, the more the prediction at ${name} changes when the state is left out here (darkest: ${percent(1)} of the largest change).`;
 }
 
 // text.js
@@ -899,7 +921,7 @@ class Timeline {
       this.canvas,
     );
     this.from = 0;
-    this.to = Math.min(side.length, 600);
+    this.to = Math.min(side.length, window.innerWidth < 620 ? 200 : 600);
     this.picture = null;
     this.canvas.addEventListener("click", (event) => {
       const t = this.tokenAt(event.clientX - this.canvas.getBoundingClientRect().left);
@@ -1260,13 +1282,14 @@ class SideView {
         card("table", this.counted, null,
           caption("Every row is one state: a matrix that sums up one stretch of the text. A read is a weighted sum over these rows. Choose one to see it in the text."),
           this.states.element),
+        card("query", "What a token read", null, this.query ? this.query.element : h("p", { class: "hint" }, none)),
         card("time", "Scores and lifetimes", null,
           caption("Above: how new each token is to the current state. Orange tokens reach τ and open a state. Below: every state from its birth to the merge that ends it; pale is after the chosen time. Click to choose a time; ▼ are queries."),
           this.timeline.element),
-        card("query", "What a token read", null, this.query ? this.query.element : h("p", { class: "hint" }, none)),
         card("layers", "Layers", null,
           caption("Opened: share of tokens that opened a state. W: how many dense states a read touches. KV cache: what a Transformer of the same width would hold, in bfloat16."),
-          this.layers.element,
+          this.layers.element),
+        card("heads", "Heads", null,
           caption("Every head of every layer, the darker the more often it opened a state (layers from top to bottom). Click to choose one."),
           this.map.element),
         card("bound", "How mixed the states are: Theorem 1's bound", null, this.bounds.element)),
@@ -1502,7 +1525,7 @@ function start() {
   const root = document.getElementById("page");
   try {
     const app = new App(openStore(document), root);
-    app.change({});
+    app.change({}, true);
   } catch (error) {
     fill(root, h("p", {}, `This page could not be drawn: ${error.message}`));
     throw error;
