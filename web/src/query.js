@@ -61,7 +61,10 @@ export class QueryPanel {
         h("td", { class: "text" }, excerptOf(this.side, one.span, 34)),
         h("td", {}, `${probability(first.p)} → ${probability(one.p[0])}`),
         h("td", {}, one.kl.toFixed(3), bar(shown[0].kl ? one.kl / shown[0].kl : 0, "read"))));
-    if (!rows.length) return h("section", {}, h("h4", {}, "Which states mattered"), h("p", {}, "No state of this query was left out."));
+    if (!rows.length) {
+      const why = this.side.has(query) ? "There was no choice of states to leave out." : "What this token read did not fit into the page (see its end).";
+      return h("section", {}, h("h4", {}, "Which states mattered"), h("p", {}, why));
+    }
     const heads = ["Where", "Tokens", "Text", `${quoted(first.text)} without it`, "Change, bits"];
     return h("section", {},
       h("h4", {}, "Which states mattered most, over all layers and heads"),

@@ -73,6 +73,11 @@ export class Side {
     return { lives: new Lifetimes(lives.starts, lives.deaths, this.length), scores, sums: scores && running(scores) };
   }
 
+  // Whether the page has what a query read.
+  has(query) {
+    return this.blocksOf(`query-${this.number}-${query}`) !== null;
+  }
+
   // What a query read in a layer, by head: lam, share and effects by state. null: the page does not have it.
   async read(query, layer) {
     const key = [query, layer].join();

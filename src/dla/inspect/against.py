@@ -2,10 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict
-from typing import Any, Literal
-
-from torch import nn
+from typing import Any
 
 from dla.layers.memory import DynamicMemory
 from dla.models.causal_lm import DLAForCausalLM

@@ -55,7 +55,7 @@ def gather(
         return [first, _levels(first)]
     if rules is not None:
         with changed_rules(loaded, rules):
-            return [first, _read(str(against), loaded, coder, ids, parts, at)]
+            return [first, _read(f"{_name(model)}, {against}", loaded, coder, ids, parts, at)]
     assert other is not None
     second = load_model(other, **_for_other(options)) if isinstance(other, str) else other
     own = find_tokenizer(other, None)
@@ -76,9 +76,7 @@ def _for_other(options: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in options.items() if name in ("dtype", "device")}
 
 
-def _read(
-    name: str, model: DLAForCausalLM, coder: Any, ids: list[int], parts: list[str], at: Sequence[int]
-) -> Reading:
+def _read(name: str, model: DLAForCausalLM, coder: Any, ids: list[int], parts: list[str], at: Sequence[int]) -> Reading:
     training = model.training
     try:
         layers = read_layers(model.eval(), ids)
@@ -165,7 +163,9 @@ def _position(query: int | str, parts: Sequence[str]) -> int:
     length = len(parts)
     if isinstance(query, str) and not query.removeprefix("-").isdecimal():
         if not query or (place := "".join(parts).rfind(query)) < 0:
-            raise ValueError(f"--queries must name tokens by position or by their text, and {query!r} is not in the text")
+            raise ValueError(
+                f"--queries must name tokens by position or by their text, and {query!r} is not in the text"
+            )
         return _token_at(place + len(query) - 1, parts)
     at = int(query)
     if not -length <= at < length:

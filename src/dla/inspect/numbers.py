@@ -90,4 +90,7 @@ def _query(query: Query, reading: Reading) -> dict[str, Any]:
 
 def candidates(query: Query, reading: Reading) -> list[dict[str, Any]]:
     """The tokens whose probabilities a query tells, the likeliest first."""
-    return [{"token": token, "text": reading.words[token], "p": p} for token, p in zip(query.candidates, query.p, strict=True)]
+    return [
+        {"token": token, "text": reading.words[token], "p": p}
+        for token, p in zip(query.candidates, query.p, strict=True)
+    ]

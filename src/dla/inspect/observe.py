@@ -8,13 +8,13 @@ import torch
 from torch import Tensor, nn
 
 from dla.layers.call import Call
-from dla.layers.memory import DynamicMemory, Memory, Operands
+from dla.layers.memory import DynamicMemory, Operands
 from dla.ops import Segmentation
 
 
 @contextmanager
 def watch(
-    model: nn.Module, look: Callable[[Any, Tensor, Operands, Call], None], kind: type[Memory] = DynamicMemory
+    model: nn.Module, look: Callable[[Any, Tensor, Operands, Call], None], kind: type[nn.Module] = DynamicMemory
 ) -> Iterator[None]:
     """Calls ``look`` before every memory of a kind runs: with its input, what its mixer made of that, and the call."""
 

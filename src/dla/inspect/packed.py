@@ -132,9 +132,7 @@ def fit_scores(layers: Sequence[LayerReading], room: int) -> tuple[int, list[lis
     raise AssertionError("the last number of bits always returns")
 
 
-def _within(
-    layers: Sequence[LayerReading], made: list[list[str]], room: int
-) -> tuple[list[list[str]], int]:
+def _within(layers: Sequence[LayerReading], made: list[list[str]], room: int) -> tuple[list[list[str]], int]:
     kept: list[list[str]] = [[NOTHING] * len(row) for row in made]
     left_out = 0
     for head in range(max((len(row) for row in made), default=0)):

@@ -29,8 +29,8 @@ MOST_QUERIES = 64
 LIKELIEST = 5  # tokens whose probabilities are shown
 LEFT_OUT = 64  # states of a layer that are left out in turn, those with the largest parts of the read
 ROUNDING = (
-    "layer {layer} at token {t}: read token by token it decided otherwise (a score within rounding of the threshold, or "
-    "costs that tie), so its reads are not shown"
+    "layer {layer} at token {t}: read token by token it decided otherwise (a score within rounding of the "
+    "threshold, or costs that tie), so its reads are not shown"
 )
 AT_A_TIME, COPIED = 32, 256 << 20  # rows of a batch of variations, and the bytes that its copies of states may take
 
@@ -59,7 +59,9 @@ class LayerRead:
 @dataclass(frozen=True)
 class Query:
     at: int  # the token's position
-    candidates: list[int]  # tokens: the likeliest next ones, and the one that came if there is one and it is not among them
+    candidates: list[
+        int
+    ]  # tokens: the likeliest next ones, and the one that came if there is one and it is not among them
     p: list[float]  # theirs
     layers: dict[int, LayerRead]  # by layer of the model
     notes: list[str]
@@ -76,7 +78,9 @@ class Seen:
 
 
 @torch.no_grad()
-def ask(model: DLAForCausalLM, ids: Sequence[int], layers: Sequence[LayerReading], at: Sequence[int]) -> Iterator[Query]:
+def ask(
+    model: DLAForCausalLM, ids: Sequence[int], layers: Sequence[LayerReading], at: Sequence[int]
+) -> Iterator[Query]:
     """What the tokens at the positions read, in the order of the text."""
     tokens, cache, taken = torch.tensor([list(ids)], device=model.device), DLACache(len(model.model.layers)), 0
     for t in sorted(set(at)):
@@ -99,7 +103,8 @@ def _ask(model: DLAForCausalLM, tokens: Tensor, layers: Sequence[LayerReading], 
     found: dict[int, LayerRead] = {}
     notes: list[str] = []
     for layer in layers:
-        memory: Any = model.model.layers[layer.layer].mixer.memory
+        block: Any = model.model.layers[layer.layer]
+        memory = block.mixer.memory
         spans = [layer.decided.spans(0, head, t) for head in range(layer.heads)]
         if memory not in seen:  # a single state: nothing to weigh
             continue

@@ -47,7 +47,7 @@ class LayerReading:
         return self.decided.boundary.shape[2]
 
     def totals(self) -> dict[str, float]:
-        """Boundary rate, states, W and bytes; the states' most and mean are over all steps, the rest as ``describe``."""
+        """Boundary rate, states and W as ``describe`` has them, the most states at any step, and bytes."""
         figures = describe(self.decided, self.dk, self.dv)
         live = self.decided.live_states()
         return {

@@ -26,11 +26,14 @@ from dla.inspect.reading import PARTITIONS, LayerReading, Reading
 from dla.models.causal_lm import DLAForCausalLM
 from dla.report.page import render
 from dla.report.words import how_many
+from dla.typed import Positive, convert
 
 FORMAT = 1
 MAX_MB = 30.0  # of a page, in millions of bytes
 FOR_QUERIES = 0.5  # of the room that lifetimes leave, at most
-POLICY = "default-src 'none'; script-src '{script}'; style-src '{style}'; img-src data:; base-uri 'none'; form-action 'none'"
+POLICY = (
+    "default-src 'none'; script-src '{script}'; style-src '{style}'; img-src data:; base-uri 'none'; form-action 'none'"
+)
 
 
 @dataclass(frozen=True)
@@ -85,13 +88,12 @@ def page(
         >>> made.save("out/page.html")
         PosixPath('out/page.html')
     """
+    convert("max_mb", max_mb, Positive)
     return make(gather(model, tokens, tokenizer=tokenizer, queries=queries, against=against, **options), max_mb)
 
 
 def make(readings: Sequence[Reading], max_mb: float = MAX_MB) -> Page:
     """The page of one reading, or of two side by side."""
-    if not max_mb >= 1:
-        raise ValueError(f"max_mb must be at least 1 (a million bytes), got {max_mb}")
     left_out: list[str] = []
     sides = []
     for side, reading in enumerate(readings):
@@ -102,7 +104,10 @@ def make(readings: Sequence[Reading], max_mb: float = MAX_MB) -> Page:
     lives = [[[packed.lifetimes(one, head) for head in range(one.heads)] for one in reading.layers]
              for reading in readings]  # fmt: skip
     room = int(max_mb * 1e6) - len(texts.encode()) - len(_asset("page.js")) - len(_asset("page.css")) - 20_000
-    room -= sum(len(text) + 1 for reading in lives for layer in reading for text in layer)
+    room -= sum(len(text) + 3 for reading in lives for layer in reading for text in layer)
+    if not room >= 0:
+        least = max_mb - room / 1e6
+        raise ValueError(f"max_mb must be at least {least:.2f} for this text and its lifetimes alone, got {max_mb}")
     data: list[dict[str, str]] = []
     queries, room = _queries(readings, room, left_out)
     data += queries
@@ -129,7 +134,9 @@ def _about(reading: Reading) -> dict[str, Any]:
             "at": query.at,
             "candidates": candidates(query, reading),
             "layers": [i for i, one in enumerate(reading.layers) if one.layer in query.layers],
-            "largest": [packed.reads(query.layers[one.layer])[1] for one in reading.layers if one.layer in query.layers],
+            "largest": [
+                packed.reads(query.layers[one.layer])[1] for one in reading.layers if one.layer in query.layers
+            ],
         }
         for query in reading.queries
     ]
@@ -180,8 +187,8 @@ def _scores(readings: Sequence[Reading], room: int, left_out: list[str]) -> tupl
     if missing:
         total = sum(one.heads for one in layers if one.scored)
         left_out.append(
-            f"Scores of {how_many(missing, 'head')} of {total} are left out, the last ones of every layer: their states, "
-            "boundaries and merges are here, without information and density."
+            f"Scores of {how_many(missing, 'head')} of {total} are left out, the last ones of every layer: their "
+            "states, boundaries and merges are here, without information and density."
         )
     made, start = [], 0
     for reading in readings:
@@ -194,7 +201,9 @@ def _json(value: Any) -> str:
     """JSON that no text can end: without < and &, and so without tags, comments and entities."""
     text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     text = text.encode("utf-8", errors="replace").decode()
-    return text.replace("<", "\\u003c").replace("&", "\\u0026").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
+    return (
+        text.replace("<", "\\u003c").replace("&", "\\u0026").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
+    )
 
 
 def _digest(text: str) -> str:

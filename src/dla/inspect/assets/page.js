@@ -497,6 +497,11 @@ class Side {
     return { lives: new Lifetimes(lives.starts, lives.deaths, this.length), scores, sums: scores && running(scores) };
   }
 
+  // Whether the page has what a query read.
+  has(query) {
+    return this.blocksOf(`query-${this.number}-${query}`) !== null;
+  }
+
   // What a query read in a layer, by head: lam, share and effects by state. null: the page does not have it.
   async read(query, layer) {
     const key = [query, layer].join();
@@ -746,7 +751,10 @@ class QueryPanel {
         h("td", { class: "text" }, excerptOf(this.side, one.span, 34)),
         h("td", {}, `${probability(first.p)} → ${probability(one.p[0])}`),
         h("td", {}, one.kl.toFixed(3), bar(shown[0].kl ? one.kl / shown[0].kl : 0, "read"))));
-    if (!rows.length) return h("section", {}, h("h4", {}, "Which states mattered"), h("p", {}, "No state of this query was left out."));
+    if (!rows.length) {
+      const why = this.side.has(query) ? "There was no choice of states to leave out." : "What this token read did not fit into the page (see its end).";
+      return h("section", {}, h("h4", {}, "Which states mattered"), h("p", {}, why));
+    }
     const heads = ["Where", "Tokens", "Text", `${quoted(first.text)} without it`, "Change, bits"];
     return h("section", {},
       h("h4", {}, "Which states mattered most, over all layers and heads"),
