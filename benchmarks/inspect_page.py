@@ -20,13 +20,12 @@ from typing import Any
 
 from dla.inspect.reading import Reading
 from dla.inspect.webpage import make
-from dla.machine import describe_cpu
 from tests.inspect.browser import Browser
 from tests.inspect.synthetic import decisions, layer_of, reading
 
 LENGTH, LAYERS, HEADS, DRAWN = 16384, 48, 48, 3
 MEANS = {"0.1": 0.3, "0.5": 0.6, "1.0": 1.3}  # of scores, by about what share of the tokens opens a state
-WORDS = "state memory token query slot merge boundary score density head layer the of and in to a reads past text".split()
+WORDS = ("state", "memory", "token", "query", "slot", "merge", "boundary", "score", "density", "head", "layer", "the")
 NOTED = """new MutationObserver(() => { window.drawnAfter ??= performance.now(); }).observe(document,
     { attributes: true, subtree: true, attributeFilter: ["data-shown"] })"""
 FRAMES = """new Promise(done => {
@@ -58,7 +57,9 @@ def opened(path: Path) -> dict[str, Any]:
         browser.call("Page.addScriptToEvaluateOnNewDocument", source=NOTED)
         browser.open(path)
         opening = browser.evaluate("window.drawnAfter")
-        browser.evaluate("window.before = performance.now(); document.querySelector('[aria-label=\"next layer\"]').click()")
+        browser.evaluate(
+            "window.before = performance.now(); document.querySelector('[aria-label=\"next layer\"]').click()"
+        )
         browser.wait("document.documentElement.dataset.shown.startsWith('25 ')")
         layer = browser.evaluate("performance.now() - window.before")
         frames = {name: browser.evaluate(FRAMES.replace("ACT", act)) for name, act in

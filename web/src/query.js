@@ -2,7 +2,7 @@
 
 import { bar, fill, h } from "./dom.js";
 import { excerptOf } from "./states.js";
-import { percent, probability, quoted, visible } from "./words.js";
+import { probability, quoted, visible } from "./words.js";
 
 const STRONGEST = 8;
 const CONTEXT = 24; // tokens before the query that are shown
@@ -43,7 +43,7 @@ export class QueryPanel {
       h("tr", {},
         h("th", { scope: "row" }, quoted(text)),
         h("td", {}, probability(p), bar(p, "read")),
-        h("td", { class: "note" }, text === next ? "came next" : i === 0 ? "likeliest" : "")));
+        h("td", { class: "note" }, [i === 0 && "likeliest", text === next && "came next"].filter(Boolean).join(", "))));
     return h("section", {},
       h("h4", {}, "What it expects next"),
       h("p", { class: "context" }, `… ${visible(before.slice(-90))}`, h("mark", {}, visible(this.side.pieces[at]))),
@@ -82,5 +82,5 @@ export function readSentence(side, query, colour) {
   const name = quoted(side.pieces[side.queries[query].at]);
   return colour === "read"
     ? `The darker, the larger the share of its state in what ${name} read in this layer and head.`
-    : `The darker, the more the prediction at ${name} changes when the state is left out here (darkest: ${percent(1)} of the largest change).`;
+    : `The darker, the more the prediction at ${name} changes when the state is left out of this head's read.`;
 }

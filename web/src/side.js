@@ -7,7 +7,7 @@ import { StatesTable } from "./states.js";
 import { TextView, tokenSentence } from "./text.js";
 import { Timeline } from "./timeline.js";
 import { Bounds, HeadsMap, LayersTable, statesSentence } from "./totals.js";
-import { count, ruleSentence } from "./words.js";
+import { count, probability, quoted, ruleSentence } from "./words.js";
 
 const COLOURINGS = { states: "by state", read: "by what the query read", effect: "by effect of leaving out" };
 
@@ -31,6 +31,7 @@ export class SideView {
     this.legend = h("div", { class: "legend" });
     this.token = h("p", { class: "token", role: "status" });
     this.counted = h("h3", {});
+    this.about = caption("");
     this.element = h("article", { class: several ? "side half" : "side" }, this.parts(several));
     this.picked = null;
     this.text.element.addEventListener("keydown", (event) => this.key(event));
@@ -45,7 +46,7 @@ export class SideView {
       h("div", { class: "cards" },
         card("text", "The text", this.colour, this.legend, this.text.element, this.token),
         card("table", this.counted, null,
-          caption("Every row is one state: a matrix that sums up one stretch of the text. A read is a weighted sum over these rows. Choose one to see it in the text."),
+          this.about,
           this.states.element),
         card("query", "What a token read", null, this.query ? this.query.element : h("p", { class: "hint" }, none)),
         card("time", "Scores and lifetimes", null,
@@ -82,7 +83,8 @@ export class SideView {
     this.spans = spans;
     this.picture = picture;
     fill(this.rule, ruleSentence(this.side.layers[layer]));
-    this.counted.textContent = `${statesSentence(spans, t)}`;
+    this.counted.textContent = statesSentence(spans, t);
+    this.about.textContent = tableSentence(this.side, query);
     this.text.show(picture);
     this.timeline.show(picture);
     this.states.show({ ...picture, reads });
@@ -157,6 +159,14 @@ export class SideView {
     event.preventDefault();
     this.change({ by });
   }
+}
+
+// What the table's columns are.
+function tableSentence(side, query) {
+  if (query === null) return "Every row is one state: a matrix that sums up one stretch of the text. A read is a weighted sum over these rows. Choose one to see it in the text.";
+  const { at, candidates } = side.queries[query];
+  return `How ${quoted(side.pieces[at])} read these states. λ: what a state counts for. If left out: how far the prediction moves, in bits, and ` +
+    `how likely ${quoted(candidates[0].text)} is then (with all states: ${probability(candidates[0].p)}).`;
 }
 
 function weightsOf(reads, colour) {

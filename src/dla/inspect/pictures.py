@@ -143,7 +143,7 @@ def _draw_lines(ax: Axes, layer: LayerReading, head: int, at: int) -> None:
     ends = death[starts].clamp(max=length)
     lives = (starts <= at) & (death[starts] > at)
     for mask, colour, width, label in (
-        (~lives, PALE, 0.8, "a state that was merged before"), (lives, INK, 1.1, f"a state that lives after token {at}"),
+        (~lives, PALE, 0.8, "a state that does not"), (lives, INK, 1.1, f"a state that lives after token {at}"),
     ):  # fmt: skip
         ax.hlines(starts[mask], starts[mask], ends[mask], color=colour, linewidth=width, label=label)
     merged = lives.logical_not() & (death[starts] < ALIVE)

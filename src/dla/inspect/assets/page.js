@@ -733,7 +733,7 @@ class QueryPanel {
       h("tr", {},
         h("th", { scope: "row" }, quoted(text)),
         h("td", {}, probability(p), bar(p, "read")),
-        h("td", { class: "note" }, text === next ? "came next" : i === 0 ? "likeliest" : "")));
+        h("td", { class: "note" }, [i === 0 && "likeliest", text === next && "came next"].filter(Boolean).join(", "))));
     return h("section", {},
       h("h4", {}, "What it expects next"),
       h("p", { class: "context" }, `… ${visible(before.slice(-90))}`, h("mark", {}, visible(this.side.pieces[at]))),
@@ -772,7 +772,7 @@ function readSentence(side, query, colour) {
   const name = quoted(side.pieces[side.queries[query].at]);
   return colour === "read"
     ? `The darker, the larger the share of its state in what ${name} read in this layer and head.`
-    : `The darker, the more the prediction at ${name} changes when the state is left out here (darkest: ${percent(1)} of the largest change).`;
+    : `The darker, the more the prediction at ${name} changes when the state is left out of this head's read.`;
 }
 
 // text.js
@@ -1274,6 +1274,7 @@ class SideView {
     this.legend = h("div", { class: "legend" });
     this.token = h("p", { class: "token", role: "status" });
     this.counted = h("h3", {});
+    this.about = caption("");
     this.element = h("article", { class: several ? "side half" : "side" }, this.parts(several));
     this.picked = null;
     this.text.element.addEventListener("keydown", (event) => this.key(event));
@@ -1288,7 +1289,7 @@ class SideView {
       h("div", { class: "cards" },
         card("text", "The text", this.colour, this.legend, this.text.element, this.token),
         card("table", this.counted, null,
-          caption("Every row is one state: a matrix that sums up one stretch of the text. A read is a weighted sum over these rows. Choose one to see it in the text."),
+          this.about,
           this.states.element),
         card("query", "What a token read", null, this.query ? this.query.element : h("p", { class: "hint" }, none)),
         card("time", "Scores and lifetimes", null,
@@ -1325,7 +1326,8 @@ class SideView {
     this.spans = spans;
     this.picture = picture;
     fill(this.rule, ruleSentence(this.side.layers[layer]));
-    this.counted.textContent = `${statesSentence(spans, t)}`;
+    this.counted.textContent = statesSentence(spans, t);
+    this.about.textContent = tableSentence(this.side, query);
     this.text.show(picture);
     this.timeline.show(picture);
     this.states.show({ ...picture, reads });
@@ -1400,6 +1402,14 @@ class SideView {
     event.preventDefault();
     this.change({ by });
   }
+}
+
+// What the table's columns are.
+function tableSentence(side, query) {
+  if (query === null) return "Every row is one state: a matrix that sums up one stretch of the text. A read is a weighted sum over these rows. Choose one to see it in the text.";
+  const { at, candidates } = side.queries[query];
+  return `How ${quoted(side.pieces[at])} read these states. λ: what a state counts for. If left out: how far the prediction moves, in bits, and ` +
+    `how likely ${quoted(candidates[0].text)} is then (with all states: ${probability(candidates[0].p)}).`;
 }
 
 function weightsOf(reads, colour) {
