@@ -95,6 +95,9 @@ class Elements(HTMLParser):
     def handle_starttag(self, tag, attrs):
         self.found.append((tag, dict(attrs), ""))
 
+    def handle_endtag(self, tag):
+        self.found.append((f"/{tag}", {}, ""))
+
     def handle_data(self, data):
         if self.found:
             tag, attributes, text = self.found.pop()

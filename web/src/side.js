@@ -47,7 +47,7 @@ export class SideView {
         card("text", "The text", this.colour, this.legend, this.text.element, this.token),
         card("table", this.counted, null,
           this.about,
-          this.states.element),
+          this.states.element, this.states.line),
         card("query", "What a token read", null, this.query ? this.query.element : h("p", { class: "hint" }, none)),
         card("time", "Scores and lifetimes", null,
           caption("Above: how new each token is to the current state. Orange tokens reach τ and open a state. Below: every state from its birth to the merge that ends it; pale is after the chosen time. Click to choose a time; ▼ are queries."),
@@ -87,7 +87,7 @@ export class SideView {
     this.about.textContent = tableSentence(this.side, query);
     this.text.show(picture);
     this.timeline.show(picture);
-    this.states.show({ ...picture, reads });
+    this.states.show({ ...picture, reads, candidates: query === null ? [] : this.side.queries[query].candidates });
     this.layers.show(layer);
     this.map.show(layer, h1);
     this.bounds.show(layer, h1);

@@ -2,7 +2,7 @@
 
 import { bar, fill, h } from "./dom.js";
 import { information } from "./store.js";
-import { count, excerpt, percent, plural, probability } from "./words.js";
+import { count, excerpt, percent, plural, probability, quoted } from "./words.js";
 
 const MOST_ROWS = 300;
 const ROOM = 30; // characters of a text
@@ -27,10 +27,11 @@ export class StatesTable {
     this.onPick = onPick;
     this.table = h("table", { class: "states" });
     this.element = h("div", { class: "wide", tabindex: "0", role: "region", "aria-label": "table of states" }, this.table);
+    this.line = h("p", { class: "token", role: "status" }); // about the chosen state
   }
 
   // reads: what a query read, by start of a state; null if the chosen time is not a query's.
-  show({ spans, lives, head, picked, found, reads }) {
+  show({ spans, lives, head, picked, found, reads, candidates }) {
     const { state, span, text, ...rest } = HEADS;
     const heads = { state, span, text, ...(reads ? READ : {}), ...rest };
     const title = h("tr", {}, Object.entries(heads).map(([name, [text, about]]) => h("th", { scope: "col", class: name, title: about }, text)));
@@ -40,6 +41,8 @@ export class StatesTable {
     const note = hidden ? [h("tr", {}, h("td", { colspan: "7" }, `${plural(hidden, "older state")} not listed`))] : [];
     fill(this.table, h("thead", {}, title), h("tbody", {}, note, rows));
     this.reveal(rows, spans.slice(hidden), picked, reads);
+    const chosen = spans.findIndex((span) => span.start === picked);
+    this.line.textContent = chosen < 0 ? "" : stateSentence(spans[chosen], chosen, lives, reads?.get(picked), candidates);
   }
 
   // Bring the chosen state into the window, or the one that was read most.
@@ -98,6 +101,16 @@ function readCells(read, largest) {
     h("td", { class: "share" }, share === null ? "–" : percent(share, 1), share === null ? null : bar(share, "read")),
     h("td", { class: "effect" }, effect ? `${effect.kl.toFixed(3)} bits, ${probability(effect.p[0])}` : "not tried"),
   ];
+}
+
+// What made a state, and what the query expects without it.
+function stateSentence(span, number, lives, read, candidates) {
+  const from = lives.mergedFrom(span);
+  const history = from.length > 1 ? `merged from ${mergedTitle(from)}` : mergedTitle(from);
+  const born = `State ${number + 1}, tokens ${span.start} to ${span.end - 1}: ${history}.`;
+  if (!read?.effect) return born;
+  const changes = candidates.map(({ text, p }, i) => `${quoted(text)} ${probability(p)} → ${probability(read.effect.p[i])}`);
+  return `${born} Without it the next token would be: ${changes.join(", ")}.`;
 }
 
 function mergedTitle(from) {

@@ -68,7 +68,7 @@ class Query:
 
 
 @dataclass
-class Seen:
+class AtQuery:
     """What one memory did at the query token."""
 
     memory: Memory
@@ -92,7 +92,7 @@ def ask(
 
 
 def _ask(model: DLAForCausalLM, tokens: Tensor, layers: Sequence[LayerReading], cache: DLACache, t: int) -> Query:
-    seen: dict[Memory, Seen] = {}
+    seen: dict[Memory, AtQuery] = {}
     inputs: list[Tensor] = []
     with _looking(model, seen, inputs):
         logits = model(tokens[:, t : t + 1], past_key_values=cache.clone()).logits[0, -1]
@@ -129,7 +129,7 @@ def _bits(base: Tensor, changed: Tensor) -> float:
 
 
 @contextmanager
-def _looking(model: DLAForCausalLM, seen: dict[Memory, Seen], inputs: list[Tensor]) -> Iterator[None]:
+def _looking(model: DLAForCausalLM, seen: dict[Memory, AtQuery], inputs: list[Tensor]) -> Iterator[None]:
     """Takes down every block's input, and what the memories do with one token."""
 
     def before(block: nn.Module, args: tuple[Any, ...]) -> None:
@@ -138,7 +138,7 @@ def _looking(model: DLAForCausalLM, seen: dict[Memory, Seen], inputs: list[Tenso
     def after(memory: Any, args: tuple[Any, ...], out: Tensor) -> None:
         x, made, call = args[:3]
         if isinstance(memory, LogLinearMemory):
-            seen[memory] = Seen(memory, memory.slots(x)[0, 0])
+            seen[memory] = AtQuery(memory, memory.slots(x)[0, 0])
         elif isinstance(memory, DynamicMemory):
             state, q, lam, route = call.past.state, made.q[:, 0], memory.slots(x)[:, 0], memory.route(x)
             route = None if route is None else route.expand(*x.shape[:2], lam.shape[1])[:, 0]
@@ -146,7 +146,7 @@ def _looking(model: DLAForCausalLM, seen: dict[Memory, Seen], inputs: list[Tenso
             q = q.repeat_interleave(lam.shape[1] // q.shape[1], 1).to(parts.dtype)
             weight = read_weights(lam, state.size, memory.slot_order, q, state.keys, route, parts.shape[2])
             counts = [[n for n in row if n] for row in state.counts[0].tolist()]
-            seen[memory] = Seen(memory, weight[0], parts[0], counts)
+            seen[memory] = AtQuery(memory, weight[0], parts[0], counts)
 
     with ExitStack() as hooks:
         for block in model.model.layers:
@@ -156,7 +156,7 @@ def _looking(model: DLAForCausalLM, seen: dict[Memory, Seen], inputs: list[Tenso
         yield
 
 
-def _weights(one: Seen, spans: Spans, t: int) -> tuple[list[list[float]], list[list[float]] | None]:
+def _weights(one: AtQuery, spans: Spans, t: int) -> tuple[list[list[float]], list[list[float]] | None]:
     """lam and shares of the read, by head and state."""
     if one.parts is None:  # by level: that of a block is the same for all its tokens
         last = one.lam.shape[-1] - 1
@@ -181,7 +181,7 @@ def _largest(size: list[list[float]]) -> list[tuple[int, int]]:
 
 
 def _leave_out(
-    model: DLAForCausalLM, first: int, x: Tensor, cache: DLACache, one: Seen, chosen: list[tuple[int, int]],
+    model: DLAForCausalLM, first: int, x: Tensor, cache: DLACache, one: AtQuery, chosen: list[tuple[int, int]],
     spans: Spans, t: int,
 ) -> Iterator[Tensor]:  # fmt: skip
     """log p of the next token [vocab], for each of the chosen (head, state) of layer ``first`` left out.
@@ -201,7 +201,7 @@ def _leave_out(
 
 
 @contextmanager
-def _without(one: Seen, rows: list[tuple[int, int]], spans: Spans, t: int) -> Iterator[None]:
+def _without(one: AtQuery, rows: list[tuple[int, int]], spans: Spans, t: int) -> Iterator[None]:
     """Row i of the batch reads without state rows[i] of the memory."""
 
     def lessen(module: nn.Module, args: Any, out: Tensor) -> Tensor:  # o [rows, 1, heads, dv]

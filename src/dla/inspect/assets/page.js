@@ -610,10 +610,11 @@ class StatesTable {
     this.onPick = onPick;
     this.table = h("table", { class: "states" });
     this.element = h("div", { class: "wide", tabindex: "0", role: "region", "aria-label": "table of states" }, this.table);
+    this.line = h("p", { class: "token", role: "status" }); // about the chosen state
   }
 
   // reads: what a query read, by start of a state; null if the chosen time is not a query's.
-  show({ spans, lives, head, picked, found, reads }) {
+  show({ spans, lives, head, picked, found, reads, candidates }) {
     const { state, span, text, ...rest } = HEADS;
     const heads = { state, span, text, ...(reads ? READ : {}), ...rest };
     const title = h("tr", {}, Object.entries(heads).map(([name, [text, about]]) => h("th", { scope: "col", class: name, title: about }, text)));
@@ -623,6 +624,8 @@ class StatesTable {
     const note = hidden ? [h("tr", {}, h("td", { colspan: "7" }, `${plural(hidden, "older state")} not listed`))] : [];
     fill(this.table, h("thead", {}, title), h("tbody", {}, note, rows));
     this.reveal(rows, spans.slice(hidden), picked, reads);
+    const chosen = spans.findIndex((span) => span.start === picked);
+    this.line.textContent = chosen < 0 ? "" : stateSentence(spans[chosen], chosen, lives, reads?.get(picked), candidates);
   }
 
   // Bring the chosen state into the window, or the one that was read most.
@@ -681,6 +684,16 @@ function readCells(read, largest) {
     h("td", { class: "share" }, share === null ? "–" : percent(share, 1), share === null ? null : bar(share, "read")),
     h("td", { class: "effect" }, effect ? `${effect.kl.toFixed(3)} bits, ${probability(effect.p[0])}` : "not tried"),
   ];
+}
+
+// What made a state, and what the query expects without it.
+function stateSentence(span, number, lives, read, candidates) {
+  const from = lives.mergedFrom(span);
+  const history = from.length > 1 ? `merged from ${mergedTitle(from)}` : mergedTitle(from);
+  const born = `State ${number + 1}, tokens ${span.start} to ${span.end - 1}: ${history}.`;
+  if (!read?.effect) return born;
+  const changes = candidates.map(({ text, p }, i) => `${quoted(text)} ${probability(p)} → ${probability(read.effect.p[i])}`);
+  return `${born} Without it the next token would be: ${changes.join(", ")}.`;
 }
 
 function mergedTitle(from) {
@@ -1290,7 +1303,7 @@ class SideView {
         card("text", "The text", this.colour, this.legend, this.text.element, this.token),
         card("table", this.counted, null,
           this.about,
-          this.states.element),
+          this.states.element, this.states.line),
         card("query", "What a token read", null, this.query ? this.query.element : h("p", { class: "hint" }, none)),
         card("time", "Scores and lifetimes", null,
           caption("Above: how new each token is to the current state. Orange tokens reach τ and open a state. Below: every state from its birth to the merge that ends it; pale is after the chosen time. Click to choose a time; ▼ are queries."),
@@ -1330,7 +1343,7 @@ class SideView {
     this.about.textContent = tableSentence(this.side, query);
     this.text.show(picture);
     this.timeline.show(picture);
-    this.states.show({ ...picture, reads });
+    this.states.show({ ...picture, reads, candidates: query === null ? [] : this.side.queries[query].candidates });
     this.layers.show(layer);
     this.map.show(layer, h1);
     this.bounds.show(layer, h1);
