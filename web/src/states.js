@@ -5,7 +5,8 @@ import { information } from "./store.js";
 import { count, excerpt, percent, plural, probability, quoted } from "./words.js";
 
 const MOST_ROWS = 300;
-const ROOM = 30; // characters of a text
+const ROOM = 22; // characters of a text
+const NARROW = { width: 620, room: 14 };
 const HEADS = {
   state: ["State", "numbered from the oldest"],
   span: ["Tokens", "first and last token of the stretch"],
@@ -68,7 +69,7 @@ export class StatesTable {
     const cells = [
       h("td", { class: "state" }, h("span", { class: `chip c${lives.colours[span.index]}` }, String(number + 1))),
       h("td", { class: "span" }, `${span.start} – ${span.end - 1}`),
-      h("td", { class: "text" }, this.button(span, number)),
+      h("td", { class: "text" }, this.button(span, number, window.innerWidth < NARROW.width ? NARROW.room : ROOM)),
       ...(reads ? readCells(reads.get(span.start), largest) : []),
       h("td", { class: "tokens" }, count(size)),
       h("td", { class: "information" }, sum === null ? "–" : sum.toFixed(2)),
@@ -78,8 +79,8 @@ export class StatesTable {
     return h("tr", { class: name || undefined, "data-start": String(span.start) }, cells);
   }
 
-  button(span, number) {
-    const shown = excerptOf(this.side, span, ROOM);
+  button(span, number, room) {
+    const shown = excerptOf(this.side, span, room);
     const label = `state ${number + 1}, tokens ${span.start} to ${span.end - 1}: show it in the text`;
     return h("button", { type: "button", class: "plain", "aria-label": label, onclick: () => this.onPick(span) }, shown || "(no text)");
   }

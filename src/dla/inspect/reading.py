@@ -20,7 +20,12 @@ from dla.ops import Segmentation
 from dla.ops.state import LogLinearState
 
 KINDS: dict[type[Memory], str] = {DynamicMemory: "dynamic", LogLinearMemory: "levels", SingleMemory: "single"}
-PARTITIONS = ("this memory", "equal blocks", "Log-Linear levels")  # whose bounds are compared
+PARTITIONS = (
+    "this memory",
+    "as many equal blocks",
+    "Log-Linear levels",
+    "as many equal blocks as levels",
+)  # with bounds
 
 
 @dataclass(frozen=True)
@@ -113,7 +118,8 @@ def _bounds(made: Operands, decided: Segmentation, head: int) -> dict[str, tuple
     if made.beta is not None:
         v = v * made.beta[0, :, head, None].double().cpu()
     own = [end - start for start, end in decided.spans(0, head)]
-    cuts = (own, fixed_blocks(len(k), len(own)), fenwick_blocks(len(k)))
+    levels = fenwick_blocks(len(k))
+    cuts = (own, fixed_blocks(len(k), len(own)), levels, fixed_blocks(len(k), len(levels)))
     return {name: (bound_of_writes(k, v, cut), len(cut)) for name, cut in zip(PARTITIONS, cuts, strict=True)}
 
 
@@ -122,13 +128,13 @@ def as_levels(layer: LayerReading) -> LayerReading:
     length, heads = layer.decided.boundary.shape[1:]
     shape = (1, heads, layer.dk, layer.dv)
     held = LogLinearState.empty(shape, torch.float32, "meta", tokens=length).nbytes
-    own = PARTITIONS[-1]
+    own = dict(zip(PARTITIONS, PARTITIONS[2:] * 2, strict=True))  # what stands for what
     return replace(
         layer,
         kind="levels",
         rules={},
         decided=level_lifetimes(length, heads),
         nbytes=held,
-        bounds=[{**row, PARTITIONS[0]: row[own]} for row in layer.bounds],
-        blocks=[{**row, PARTITIONS[0]: row[own]} for row in layer.blocks],
+        bounds=[{name: row[other] for name, other in own.items()} for row in layer.bounds],
+        blocks=[{name: row[other] for name, other in own.items()} for row in layer.blocks],
     )
