@@ -39,7 +39,7 @@ class App {
     const { leftOut, sides } = this.store;
     const notes = [...leftOut, ...sides.flatMap((side) => side.notes)];
     return h("footer", {},
-      notes.length ? h("section", { id: "left-out" }, h("h3", {}, "What is left out here"), h("ul", {}, notes.map((note) => h("li", {}, note)))) : h("p", { id: "left-out" }, "Nothing is left out of this page."),
+      notes.length ? h("section", { id: "left-out" }, h("h3", {}, "What to know about this page"), h("ul", {}, notes.map((note) => h("li", {}, note)))) : h("p", { id: "left-out" }, "Nothing is left out of this page."),
       h("details", {}, h("summary", {}, "Keys"), h("dl", {}, KEYS.map(([key, does]) => [h("dt", {}, key), h("dd", {}, does)]))));
   }
 

@@ -10,7 +10,7 @@ from dla.inspect.against import LEVELS, WAYS, changed_rules, parse_rules
 from dla.inspect.queries import MOST_QUERIES, ask
 from dla.inspect.reading import Reading, as_levels, read_layers
 from dla.models.causal_lm import DLAForCausalLM
-from dla.models.load import find_config, load_model
+from dla.models.load import find_config, is_preset, load_model
 from dla.models.shipped import located
 from dla.text import ByteTokenizer, decoder, model_tokenizer, without_escapes
 from dla.typed import Natural, convert
@@ -48,7 +48,7 @@ def gather(
         raise ValueError(f"tokens must be from 0 to {loaded.config.vocab_size - 1} (vocab_size), got {bad[0]}")
     parts = pieces(coder, ids)
     at = positions(queries, parts)
-    first = _read(_name(model), loaded, coder, ids, parts, at)
+    first = _noted(_read(_name(model), loaded, coder, ids, parts, at), model)
     if against is None:
         return [first]
     if against == LEVELS:
@@ -62,7 +62,19 @@ def gather(
     whole = "".join(parts) if own is None or coder is None else coder.decode(ids)
     theirs = ids if own is None or type(own) is type(coder) is ByteTokenizer else encode(own, whole)
     their_parts = pieces(own, theirs)
-    return [first, _read(_name(other), second, own, theirs, their_parts, _mapped(at, parts, their_parts))]
+    return [
+        first,
+        _noted(_read(_name(other), second, own, theirs, their_parts, _mapped(at, parts, their_parts)), other),
+    ]
+
+
+def _noted(reading: Reading, model: DLAForCausalLM | str) -> Reading:
+    """With what there is to say of the model."""
+    if not isinstance(model, str) or not is_preset(model):
+        return reading
+    return replace(
+        reading, notes=[*reading.notes, f"{model} is a preset: its weights are random, and so is what it does."]
+    )
 
 
 def _check_model(name: str) -> None:

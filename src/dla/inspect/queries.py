@@ -32,7 +32,10 @@ ROUNDING = (
     "layer {layer} at token {t}: read token by token it decided otherwise (a score within rounding of the "
     "threshold, or costs that tie), so its reads are not shown"
 )
-AT_A_TIME, COPIED = 32, 256 << 20  # rows of a batch of variations, and the bytes that its copies of states may take
+AT_A_TIME, COPIED = (
+    32,
+    256 << 20,
+)  # rows of a batch of variations, and the bytes that copies of a layer's state may take
 
 Spans = list[list[tuple[int, int]]]  # by head: (start, end) of the states, oldest first
 
@@ -189,7 +192,7 @@ def _leave_out(
     x [1, 1, hidden] is the block's input at the query token t, cache the past before it.
     """
     pasts = cache.layers[first:]
-    largest = max(sum(past.nbytes for past in pasts), 1)
+    largest = max(*(past.nbytes for past in pasts), 1)
     for group in torch.arange(len(chosen)).split(max(1, min(AT_A_TIME, COPIED // largest))):
         rows = [chosen[i] for i in group.tolist()]
         hidden = x.expand(len(rows), *x.shape[1:]).contiguous()
