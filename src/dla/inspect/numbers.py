@@ -38,7 +38,7 @@ def _layer(layer: LayerReading, pieces: Sequence[str]) -> dict[str, Any]:
         "layer": layer.layer,
         "kind": layer.kind,
         "rules": layer.rules,
-        "totals": layer.totals(),
+        "totals": layer.totals,
         "heads": [_head(layer, head, pieces) for head in range(layer.heads)],
     }
 

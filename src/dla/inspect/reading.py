@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -28,7 +29,7 @@ PARTITIONS = (
 )  # with bounds
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class LayerReading:
     """One layer's memory over the text. Heads are those of the values."""
 
@@ -51,6 +52,7 @@ class LayerReading:
     def heads(self) -> int:
         return self.decided.boundary.shape[2]
 
+    @cached_property
     def totals(self) -> dict[str, float]:
         """Boundary rate, states and W as ``describe`` has them, the most states at any step, and bytes."""
         figures = describe(self.decided, self.dk, self.dv)

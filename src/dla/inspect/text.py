@@ -134,7 +134,7 @@ def _told(reading: Reading) -> str:
 
 
 def _row(layer: LayerReading) -> dict[str, Any]:
-    totals = layer.totals()
+    totals = layer.totals
     return {
         "layer": str(layer.layer),
         "memory": layer.kind,

@@ -21,7 +21,7 @@ from dla.files import write_whole
 from dla.inspect import packed
 from dla.inspect.gather import gather
 from dla.inspect.numbers import MEANING, candidates, numbers
-from dla.inspect.queries import LEFT_OUT
+from dla.inspect.queries import LEFT_OUT, Query
 from dla.inspect.reading import PARTITIONS, LayerReading, Reading
 from dla.models.causal_lm import DLAForCausalLM
 from dla.report.page import render
@@ -30,6 +30,7 @@ from dla.typed import Positive, convert
 
 FORMAT = 1
 MAX_MB = 30.0  # of a page, in millions of bytes
+ELEMENTS = 20_000  # bytes of the page around its data
 FOR_QUERIES = 0.5  # of the room that lifetimes leave, at most
 POLICY = (
     "default-src 'none'; script-src '{script}'; style-src '{style}'; img-src data:; base-uri 'none'; form-action 'none'"
@@ -95,26 +96,23 @@ def page(
 def make(readings: Sequence[Reading], max_mb: float = MAX_MB) -> Page:
     """The page of one reading, or of two side by side."""
     left_out: list[str] = []
-    sides = []
-    for side, reading in enumerate(readings):
-        about = _about(reading)
-        same = side > 0 and reading.pieces == readings[0].pieces
-        sides.append({**about, "pieces": None if same else reading.pieces})
-    texts = _json(sides)
+    reads = [[_reads(reading, query) for query in reading.queries] for reading in readings]
+    sides = [_about(reading, own) for reading, own in zip(readings, reads, strict=True)]
+    for about, reading in zip(sides[1:], readings[1:], strict=True):
+        if reading.pieces == readings[0].pieces:
+            about["pieces"] = None  # those of the first
     lives = [[[packed.lifetimes(one, head) for head in range(one.heads)] for one in reading.layers]
              for reading in readings]  # fmt: skip
-    room = int(max_mb * 1e6) - len(texts.encode()) - len(_asset("page.js")) - len(_asset("page.css")) - 20_000
+    room = int(max_mb * 1e6) - len(_json(sides).encode()) - len(_asset("page.js")) - len(_asset("page.css")) - ELEMENTS
     room -= sum(len(text) + 3 for reading in lives for layer in reading for text in layer)
-    if not room >= 0:
+    if room < 0:
         least = max_mb - room / 1e6
         raise ValueError(f"max_mb must be at least {least:.2f} for this text and its lifetimes alone, got {max_mb}")
-    data: list[dict[str, str]] = []
-    queries, room = _queries(readings, room, left_out)
-    data += queries
+    data, room = _queries(reads, room, left_out)
     bits, scores = _scores(readings, room, left_out)
-    for side, reading in enumerate(readings):
-        for i, _ in enumerate(reading.layers):
-            pairs = zip(lives[side][i], scores[side][i], strict=True)
+    for side, layers in enumerate(lives):
+        for i, heads in enumerate(layers):
+            pairs = zip(heads, scores[side][i], strict=True)
             data.append({"name": f"layer-{side}-{i}", "text": " ".join(f"{life} {score}" for life, score in pairs)})
     top = {"format": FORMAT, "bits": bits, "sides": sides, "partitions": PARTITIONS, "meaning": MEANING,
            "leftOut": left_out, "mostLeftOut": LEFT_OUT}  # fmt: skip
@@ -128,48 +126,53 @@ def _html(readings: Sequence[Reading], top: dict[str, Any], data: list[dict[str,
     return render("memory.html.j2", title=title, policy=policy, style=style, script=script, about=_json(top), data=data)
 
 
-def _about(reading: Reading) -> dict[str, Any]:
+def _reads(reading: Reading, query: Query) -> dict[int, tuple[list[str], float]]:
+    """The blocks of a query and its largest lam, by the layer's place in the reading."""
+    return {
+        i: packed.reads(query.layers[one.layer]) for i, one in enumerate(reading.layers) if one.layer in query.layers
+    }
+
+
+def _about(reading: Reading, reads: list[dict[int, tuple[list[str], float]]]) -> dict[str, Any]:
     asked = [
         {
             "at": query.at,
             "candidates": candidates(query, reading),
-            "layers": [i for i, one in enumerate(reading.layers) if one.layer in query.layers],
-            "largest": [
-                packed.reads(query.layers[one.layer])[1] for one in reading.layers if one.layer in query.layers
-            ],
+            "layers": list(own),
+            "largest": [largest for _, largest in own.values()],
         }
-        for query in reading.queries
+        for query, own in zip(reading.queries, reads, strict=True)
     ]
     return {"name": reading.name, "length": len(reading.ids), "layers": [_layer(one) for one in reading.layers],
-            "queries": asked, "notes": reading.notes}  # fmt: skip
+            "queries": asked, "notes": reading.notes, "pieces": reading.pieces}  # fmt: skip
 
 
 def _layer(layer: LayerReading) -> dict[str, Any]:
-    live = layer.decided.live_states()[0, -1].tolist()
     return {
         "layer": layer.layer,
         "kind": layer.kind,
         "rules": layer.rules,
-        "totals": {name: float(f"{value:.6g}") for name, value in layer.totals().items()},
+        "totals": {name: float(f"{value:.6g}") for name, value in layer.totals.items()},
         "rates": [round(rate, 5) for rate in layer.decided.boundary[0].double().mean(0).tolist()],
-        "live": live,
         "bounds": [[float(f"{row[name]:.6g}") for name in PARTITIONS] for row in layer.bounds],
         "blocks": [[row[name] for name in PARTITIONS] for row in layer.blocks],
     }
 
 
-def _queries(readings: Sequence[Reading], room: int, left_out: list[str]) -> tuple[list[dict[str, str]], int]:
+def _queries(
+    reads: list[list[dict[int, tuple[list[str], float]]]], room: int, left_out: list[str]
+) -> tuple[list[dict[str, str]], int]:
     """The blocks of as many queries as fit in their part of the room, the same ones of every reading."""
     limit, made = room * FOR_QUERIES, []
-    for side, reading in enumerate(readings):
-        for i, query in enumerate(reading.queries):
-            blocks = [packed.reads(query.layers[one.layer])[0] for one in reading.layers if one.layer in query.layers]
-            made.append((i, {"name": f"query-{side}-{i}", "text": " ".join(" ".join(group) for group in blocks)}))
+    for side, queries in enumerate(reads):
+        for i, layers in enumerate(queries):
+            text = " ".join(" ".join(blocks) for blocks, _ in layers.values())
+            made.append((i, {"name": f"query-{side}-{i}", "text": text}))
     kept: list[dict[str, str]] = []
     for i, one in sorted(made, key=lambda pair: pair[0]):
         size = len(one["text"])
         if size > limit:
-            left_out.append(f"What query {i + 1} of {len(readings[0].queries)} and later ones read does not fit.")
+            left_out.append(f"What query {i + 1} of {len(reads[0])} and later ones read does not fit.")
             break
         limit, room = limit - size, room - size
         kept.append(one)
