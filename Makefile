@@ -7,7 +7,7 @@ STAMP := $(VENV)/.installed
 SOURCES := pyproject.toml constraints.txt setup.py $(wildcard src/dla/ops/cpu/*.cpp src/dla/ops/cpu/*.h)
 ONE_THREAD := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
 
-.PHONY: install demo test test-all lint format bench gpu-resources docs fuzz sanitize study clean
+.PHONY: install demo test test-all lint format web bench gpu-resources docs fuzz sanitize study clean
 
 install: $(STAMP)
 
@@ -34,6 +34,11 @@ lint: $(STAMP)
 format: $(STAMP)
 	$(PY) -m ruff check --fix .
 	$(PY) -m ruff format .
+
+# The script of inspect's page, from its modules, and their tests; needs node and nothing else.
+web:
+	node web/bundle.mjs
+	cd web && node --test
 
 # The documentation as a site, in site/; a dead link is an error.
 docs: $(STAMP)

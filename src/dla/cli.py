@@ -33,6 +33,10 @@ COMMANDS = {
     "lab report": ("lab.report", "results as tables and a page with plots"),
     "lab tables": ("lab.tables", "fill the tables of a document from the results that they name"),
     "inspect stream": ("lab.stream", "what each merge rule keeps of a synthetic stream, with a picture"),
+    "inspect text": (
+        "lab.text",
+        "what a model's memories did with a text: a page to look around in, numbers, pictures",
+    ),
     "convert": ("models.convert", "checkpoints of others to ours and back, or with more memory"),
     "bench ops": ("bench.ops", "prefill and decoding of the three memories beside softmax attention"),
     "bench figures": ("bench.figures", "the operators' figures as ratios, against what is required"),
@@ -46,7 +50,7 @@ COMMANDS = {
 GROUPS = {  # of commands that have two words, what the first one is for, and an example
     "data": ("text to tokens on disk", "dla data build stdlib out/tokens"),
     "lab": ("small experiments: run grids of them, report on them", "dla lab run study/recall.toml"),
-    "inspect": ("what a memory did", "dla inspect stream"),
+    "inspect": ("what a memory did", "dla inspect text --file README.md --open"),
     "bench": ("time operators and models", "dla bench ops --streams correlated"),
 }
 

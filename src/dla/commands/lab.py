@@ -1,9 +1,11 @@
 """`dla demo`, `dla lab` and `dla inspect`."""
 
-from argparse import ArgumentParser
+from argparse import ArgumentParser, Namespace
 from pathlib import Path
+from typing import Any
 
-from dla.commands import json_option, runs
+from dla.choices import DTYPES, NAMED, OWN_MODEL
+from dla.commands import given, json_option, runs
 
 
 def demo(parser: ArgumentParser) -> str:
@@ -52,3 +54,58 @@ def stream(parser: ArgumentParser) -> str:
     json_option(parser)
     runs(parser, "dla.inspect.stream")
     return "dla inspect stream --seed 1"
+
+
+def text(parser: ArgumentParser) -> str:
+    parser.add_argument(
+        "model",
+        nargs="?",
+        default=OWN_MODEL,
+        metavar="MODEL",
+        help="the folder of a saved model, or a preset (random weights); default: %(default)s, which knows Python",
+    )
+    read = parser.add_mutually_exclusive_group(required=True)
+    read.add_argument("--text", metavar="TEXT", help="the text to read")
+    read.add_argument("--file", type=Path, metavar="PATH", help="a file with the text")
+    parser.add_argument(
+        "--queries",
+        nargs="*",
+        metavar="TOKEN",
+        help="tokens of which the page says what they read, 64 at most: positions (-1: the last) or texts, for where "
+        "they stand last (four, evenly spaced; none where nothing follows)",
+    )
+    parser.add_argument(
+        "--against",
+        metavar="WHAT",
+        help="shown beside it: another model, levels (Log-Linear's blocks), or other rules for the same weights, such "
+        "as score=token or merge=similarity,capacity=20",
+    )
+    parser.add_argument("--memory", choices=NAMED, help="of a preset (single)")
+    parser.add_argument("--tokenizer", metavar="NAME", help="a folder, a name of the hub, or bytes (the model's)")
+    parser.add_argument("--dtype", default="float32", choices=DTYPES, help="of the model (%(default)s)")
+    parser.add_argument("--device", help="such as cpu or cuda (default: the GPU if there is one)")
+    made = parser.add_argument_group("what is made")
+    made.add_argument(
+        "-o",
+        "--out",
+        type=Path,
+        action="append",
+        default=[],
+        metavar="FILE",
+        help="a page (.html), numbers (.json) or a picture (.png, .svg); may be given more than once "
+        "(out/inspect/text.html)",
+    )
+    made.add_argument("--open", action="store_true", dest="show", help="open the page")
+    made.add_argument("--max-mb", type=float, default=30.0, metavar="MB", help="of a page (%(default)g)")
+    made.add_argument("--layer", type=int, metavar="N", help="of a picture, from 0 (the middle one)")
+    made.add_argument("--head", type=int, default=0, metavar="N", help="of a picture, from 0 (%(default)s)")
+    made.add_argument("--at", type=int, metavar="T", help="the states of a picture live after this token (the last)")
+    json_option(parser)
+
+    def run(args: Namespace) -> Any:
+        from dla.inspect.text import run
+
+        return run(**given(args), numbers_alone=args.json)
+
+    parser.set_defaults(run=run)
+    return "dla inspect text --file README.md -o out/readme.html"

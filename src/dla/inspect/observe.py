@@ -1,4 +1,4 @@
-"""What the dynamic memories of a model decide while it runs."""
+"""What the memories of a model are given and decide while it runs."""
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -13,8 +13,10 @@ from dla.ops import Segmentation
 
 
 @contextmanager
-def watch(model: nn.Module, look: Callable[[DynamicMemory, Tensor, Operands, Call], None]) -> Iterator[None]:
-    """Calls ``look`` before every dynamic memory runs: with its input, what its mixer made of that, and the call."""
+def watch(
+    model: nn.Module, look: Callable[[Any, Tensor, Operands, Call], None], kind: type[nn.Module] = DynamicMemory
+) -> Iterator[None]:
+    """Calls ``look`` before every memory of a kind runs: with its input, what its mixer made of that, and the call."""
 
     def before(memory: Any, args: tuple[Any, ...]) -> None:
         with torch.no_grad():
@@ -22,7 +24,7 @@ def watch(model: nn.Module, look: Callable[[DynamicMemory, Tensor, Operands, Cal
 
     with ExitStack() as hooks:
         for memory in model.modules():
-            if isinstance(memory, DynamicMemory):
+            if isinstance(memory, kind):
                 hooks.enter_context(memory.register_forward_pre_hook(before))
         yield
 

@@ -9,11 +9,13 @@ import torch
 from torch import Tensor
 
 from dla.ops import Segmentation
-from dla.report.plots import COLOURS, INK, drawing, png
+from dla.ops.segmentation import ALIVE
+from dla.report.plots import COLOURS, INK, QUIET, drawing, png, svg
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
+    from dla.inspect.reading import LayerReading
     from dla.inspect.stream import Partition
 
 JOINS, OPENS, WRITTEN, ASKED, STATE, PALE = "#8d99ae", COLOURS[1], "#2a9d8f", "#e9a23b", "#dfe6ee", "#c9ccd1"
@@ -98,3 +100,55 @@ def _draw_states(ax: Axes, row: int, spans: Sequence[tuple[int, int]], colours: 
     ax.broken_barh([(start, end - start) for start, end in spans], (row - 0.33, 0.66), facecolors=colours, linewidth=0,
                    label=label)  # fmt: skip
     ax.vlines([start for start, _ in spans], row - 0.33, row + 0.33, color=INK, linewidth=0.8)
+
+
+def draw_history(layers: Sequence[tuple[str, LayerReading]], head: int, at: int, form: str) -> bytes:
+    """PNG or SVG: a head's scores over time, and below the history of its states; layers side by side with their names.
+
+    Below, every start of a state is a line at its place in the text, from the step that opened it to the merge that
+    ended it: above any step, the gaps between the lines are the states that lived then. Those alive after step ``at``
+    are dark. Raises ImportError without matplotlib.
+    """
+    with drawing(5.2, width=1.5 + 5.5 * len(layers), dpi=130) as figure:
+        axes = figure.subplots(2, len(layers), height_ratios=[1, 2.6], squeeze=False, sharex="col")
+        for (name, layer), top, below in zip(layers, *axes, strict=True):
+            _draw_scores(top, layer, head, at)
+            _draw_lines(below, layer, head, at)
+            top.set_title(f"{name}: layer {layer.layer}, head {head}")
+        handles = dict(zip(*reversed(axes[1, 0].get_legend_handles_labels()), strict=True))
+        for ax in axes[0]:
+            handles |= dict(zip(*reversed(ax.get_legend_handles_labels()), strict=True))
+        figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=3)
+        return svg(figure) if form == "svg" else png(figure)
+
+
+def _draw_scores(ax: Axes, layer: LayerReading, head: int, at: int) -> None:
+    if layer.scored:
+        score, opened = layer.decided.score[0, :, head], layer.decided.boundary[0, :, head]
+        for mask, colour, label in ((~opened, JOINS, "joins the current state"), (opened, OPENS, "opens a state")):
+            places = mask.nonzero()[:, 0]
+            ax.scatter(places, score[places], s=5, color=colour, linewidths=0, label=label)
+        if layer.rules["block"] is None:
+            tau = layer.rules["tau"]
+            ax.axhline(tau, color=INK, linewidth=1, linestyle="--", label=f"threshold τ = {tau:g}")
+    else:
+        ax.text(0.5, 0.5, "no scores: cut by position", transform=ax.transAxes, ha="center", color=QUIET)
+    ax.axvline(at, color=WRITTEN, linewidth=1)
+    ax.set(ylim=(0, 2), ylabel="score I")
+
+
+def _draw_lines(ax: Axes, layer: LayerReading, head: int, at: int) -> None:
+    death = layer.decided.death[0, :, head]
+    starts, length = (death >= 0).nonzero()[:, 0], len(death)
+    ends = death[starts].clamp(max=length)
+    lives = (starts <= at) & (death[starts] > at)
+    for mask, colour, width, label in (
+        (~lives, PALE, 0.8, "a state that does not"), (lives, INK, 1.1, f"a state that lives after token {at}"),
+    ):  # fmt: skip
+        ax.hlines(starts[mask], starts[mask], ends[mask], color=colour, linewidth=width, label=label)
+    merged = lives.logical_not() & (death[starts] < ALIVE)
+    ax.scatter(ends[merged], starts[merged], s=4, color=QUIET, linewidths=0, label="where it was merged", zorder=2)
+    ax.axvline(at, color=WRITTEN, linewidth=1, label=f"token {at}")
+    ax.plot([0, length], [0, length], color=PALE, linewidth=0.8)
+    ax.set(xlim=(0, length), ylim=(0, length), xlabel="time (tokens read)", ylabel="where in the text (token)")
+    ax.grid(visible=False)

@@ -47,6 +47,21 @@ def block_heterogeneity(u: Tensor, blocks: Sequence[int] | Tensor) -> Tensor:
     return _residuals(u, _check_blocks(u, blocks))[1]
 
 
+def bound_of_writes(k: Tensor, v: Tensor, blocks: Sequence[int] | Tensor) -> float:
+    """Theorem 1's bound for a query of norm 1 and u_t = k_t v_tᵀ: k [T, dk], v [T, dv].
+
+    Σ ‖u_t − ū‖² = Σ ‖k_t‖² ‖v_t‖² − ‖Σ k_t v_tᵀ‖² / n, so that no u is made: a product of two matrices a block.
+    """
+    k, v = k.detach().double(), v.detach().double()
+    lengths = _check_blocks(k, blocks).tolist()
+    size = k.square().sum(-1) * v.square().sum(-1)
+    bound = 0.0
+    for keys, values, sizes in zip(k.split(lengths), v.split(lengths), size.split(lengths), strict=True):
+        within = sizes.sum() - (keys.T @ values).square().sum() / len(keys)
+        bound += (len(keys) * within.clamp_min(0)).sqrt().item() if len(keys) > 1 else 0.0
+    return bound
+
+
 def _residuals(u: Tensor, lengths: Tensor, representatives: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """What the representatives (None: the means) leave of each contribution [T, d], and its squares in a block."""
     u = u.detach().double()
