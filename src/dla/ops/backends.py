@@ -162,7 +162,8 @@ def decide(problem: Problem, backend: Backend) -> Decided:
 
 def _no_autocast(device: str) -> AbstractContextManager[Any]:
     """Operators choose their own precision; where autocast is off, there is nothing to switch off."""
-    return torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else NOTHING
+    on = device != "meta" and torch.is_autocast_enabled(device)  # tensors without numbers know no autocast
+    return torch.autocast(device, enabled=False) if on else NOTHING
 
 
 def _run(stage: Stage, problem: Problem, backend: Backend, *decided: Decided | None) -> Any:

@@ -77,7 +77,7 @@ def count_text(x: float, thousand: int = 1024) -> str:
 
 def bytes_text(value: float) -> str:
     for unit in ("B", "KiB", "MiB"):
-        if value < 1024:
+        if value < 999.5:  # as it is shown
             return f"{value:.3g} {unit}"
         value /= 1024
     return f"{value:.3g} GiB"
