@@ -17,8 +17,6 @@ def unable(problem: Problem) -> str | None:
         return reason
     if problem.beta is not None:
         return "the Triton kernels of attend have no delta rule (beta)"
-    if problem.needs_gradient and problem.routed:
-        return "the Triton kernels of attend have no backward of routed reads (route)"
     return None
 
 

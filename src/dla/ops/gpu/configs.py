@@ -50,7 +50,9 @@ TABLE: dict[str, Config] = {
     "key_gradients_single": {"warps": 8, "stages": 1, "BD": 32, "BI": 32, "BO": 64, "BP": 32},
     "key_gradients_log_linear": {"warps": 8, "stages": 1, "BD": 32, "BI": 32, "BO": 64, "BP": 32},
     "key_gradients_dynamic": {"warps": 8, "stages": 1, "BD": 32, "BI": 32, "BO": 64, "BP": 32},
-    "decay_gradients": {"warps": 4, "stages": 1, "BH": 8},
+    "sums_from_end": {"warps": 4, "stages": 1, "BH": 8},
+    "route_gradients": {"warps": 8, "stages": 1, "BD": 32, "BK": 64, "BS": 32},
+    "met_gradients": {"warps": 4, "stages": 1, "BK": 64, "BS": 32},
     # Decoding moves bytes: narrow tiles make enough programs of few sequences, and still whole sectors of 32 bytes.
     "step_one": {"warps": 4, "stages": 1, "BV": 16},
     "step_levels": {"warps": 4, "stages": 1, "BV": 16},

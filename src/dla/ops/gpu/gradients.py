@@ -8,7 +8,8 @@ of them are there at once: the states are read by the pass over queries, their g
     weight_gradients.py   dlam
     state_gradients.py    the gradients of the states, which take their place
     token_gradients.py    dk, dv
-    decay_gradients.py    dg, from sums that the others made
+    running_back.py       dg, from sums that the others made
+    routing_gradients.py  what routed reads add, which dg has no part in: decays do not enter their weights
 
 dq and dk of a key head are sums over its heads. A program adds up a few heads, and there are at most MOST_SUMS such sums
 to be added in turn, in all no larger than the values in float32: nothing is added atomically, so that no bit changes
@@ -21,10 +22,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dla.ops.gpu.decay_gradients import decay_gradients_of
 from dla.ops.gpu.query_gradients import query_gradients_of
 from dla.ops.gpu.reading import Lives, Reading, of_levels, of_single, of_states, of_streams, side_by_side
 from dla.ops.gpu.routing_gradients import routing_gradients_of
+from dla.ops.gpu.running_back import from_end
 from dla.ops.gpu.state_gradients import readers, state_gradients_of
 from dla.ops.gpu.streams import Streams
 from dla.ops.gpu.token_gradients import token_gradients_of
@@ -88,9 +89,9 @@ def gradients(
             one["gate"] = (d_v * v).sum(-1) * (1 if i else -1)
         found = {name: found[name] + y if name in found else y for name, y in one.items()}
     if problem.g is not None:
-        found["g"] = decay_gradients_of(found["net"], readings[0].tiles)
+        found["g"] = from_end(found["net"], readings[0].tiles)
     if problem.route is not None:
-        found |= routing_gradients_of(problem, readings[0], found)
+        found = routing_gradients_of(problem, readings[0], found)
     return found
 
 

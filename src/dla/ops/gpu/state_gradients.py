@@ -26,8 +26,9 @@ from dla.ops.gpu.language import arithmetic, fade, matrix, per_head, product, pu
 from dla.ops.gpu.launch import launch
 from dla.ops.gpu.read_weights import part_between
 from dla.ops.gpu.reading import Reading, common, used
+from dla.ops.gpu.starts import Starts
 from dla.ops.gpu.states import States
-from dla.ops.gpu.tiles import CHUNK
+from dla.ops.gpu.tiles import CHUNK, Tiles
 
 
 @triton.jit
@@ -124,6 +125,14 @@ def state_gradients(
             tl.debug_barrier()  # it is written to in the next turn, maybe by other threads
 
 
+def last_meeting(starts: Starts, tiles: Tiles) -> Tensor:
+    """Behind the last chunk at whose start a start of each chunk is alive: [chunks, H] int32, the next one at least."""
+    chunk = torch.arange(tiles.count, dtype=torch.int32, device=starts.latest.device)[:, None]
+    begin, end = (tiles.chunks[tiles.sequence + i][:, None] for i in (0, 1))
+    alive = torch.where(starts.latest > 0, (starts.latest - 1) // CHUNK + 1, 0)  # chunks of the sequence
+    return (begin + alive.minimum(end - begin)).maximum(chunk + 1)  # type: ignore[no-any-return]
+
+
 def readers(x: Reading) -> tuple[Tensor, Tensor]:
     """Behind the last chunk that reads a chunk's tokens as tokens, and behind the last one that reads the row before it.
 
@@ -139,8 +148,7 @@ def readers(x: Reading) -> tuple[Tensor, Tensor]:
         number = ((x.position - tiles.lead) // CHUNK)[tiles.sequence, None] + (chunk - begin)  # of whole sequences
         rows_ = (chunk + (number & -number)).minimum(end).maximum(chunk + 1).expand(tiles.count, H)
     elif x.starts is not None:
-        latest = x.starts.latest
-        tokens = (begin + torch.where(latest > 0, (latest - 1) // CHUNK + 1, 0)).minimum(end).maximum(chunk + 1)
+        tokens = last_meeting(x.starts, tiles)
         rows_ = torch.cat([tokens[:1], tokens[1:].maximum(tokens[:-1])])
     rows_ = torch.where(chunk == begin, chunk + 1, rows_.minimum(end).maximum(chunk + 1))  # nothing is before the first
     return tokens.int().contiguous(), rows_.int().contiguous()

@@ -51,14 +51,27 @@ class Streams:
         divides &= following < end
         opens = following.clamp_max(max(tokens - 1, 0))
         waits = torch.where(divides, death.gather(0, opens), -1), time + (opens - token).int()
-        ends = (death >= 0) & (death < end - (token - time))
-        born = (death >= 0).int()
-        gone = torch.zeros_like(born)
-        at = torch.where(ends, death + (token - time), 0)
-        gone.scatter_add_(0, at.long(), ends.int())
-        living = layout.running(born - gone).int()
         return cls(tuple(x.int().contiguous() for x in stays), tuple(x.int().contiguous() for x in waits),
-                   living.contiguous())  # type: ignore[arg-type] # fmt: skip
+                   living(death, None, layout))  # type: ignore[arg-type] # fmt: skip
+
+
+def living(death: Tensor, initial: Tensor | None, layout: Layout) -> Tensor:
+    """[tokens, H] int32: how many states live after each step, of starts with these deaths [tokens, H], and of states
+    carried in, with those [N, H, carried], -1 where there is none."""
+    time, end = _places(layout, death)
+    length = torch.tensor(layout.lengths, dtype=torch.int64, device=death.device)[:, None, None]
+    offset = torch.tensor(layout.offsets, dtype=torch.int64, device=death.device)[:, None, None]
+    token = torch.arange(len(death), device=death.device)[:, None]
+    change = (death >= 0).int()
+    ends = (death >= 0) & (death < end - (token - time))
+    change.scatter_add_(0, torch.where(ends, death + (token - time), 0), -ends.int())
+    live = 0
+    if initial is not None:
+        ends = (initial >= 0) & (initial < length)
+        at = torch.where(ends, initial + offset, 0).transpose(1, 2).flatten(0, 1)
+        change.scatter_add_(0, at, -ends.int().transpose(1, 2).flatten(0, 1))
+        live = layout.each_token((initial >= 0).sum(2))
+    return (layout.running(change) + live).int().contiguous()
 
 
 def _places(layout: Layout, like: Tensor) -> tuple[Tensor, Tensor]:
