@@ -1,7 +1,8 @@
 """Gradients of the second stage in Triton, for scalar decays.
 
-What is kept for them are the inputs and the decisions; states are made again. They are the largest arrays, and no two
-of them are there at once: the states are read by the pass over queries, their gradients by that over tokens.
+What is kept for them are the inputs and the decisions; states are made again. They are the largest arrays, and but for
+one state with decays no two of them are there at once: the states are read by the pass over queries, their gradients
+by that over tokens.
 
     states.py             the states between chunks, and the plan of who reads what
     query_gradients.py    dq, and what is said about the weights of states
@@ -50,12 +51,13 @@ class TritonAttention(torch.autograd.Function):
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, d_o: Tensor) -> Any:
-        *operands, gate = ctx.saved_tensors
+        saved = ctx.saved_tensors
+        *operands, gate = saved
         problem = replace(ctx.problem, **dict(zip(NAMES, operands, strict=True)))
         found = gradients(problem, ctx.lives, ctx.streams, gate, d_o)
         inputs = [
             None if x is None or not needed else found[name].view(x.shape).to(x.dtype)
-            for name, x, needed in zip((*NAMES, "gate"), ctx.saved_tensors, ctx.needs_input_grad[4:], strict=True)
+            for name, x, needed in zip((*NAMES, "gate"), saved, ctx.needs_input_grad[4:], strict=True)
         ]
         return None, None, None, None, *inputs
 
@@ -89,7 +91,7 @@ def gradients(
             one["gate"] = (d_v * v).sum(-1) * (1 if i else -1)
         found = {name: found[name] + y if name in found else y for name, y in one.items()}
     if problem.g is not None:
-        found["g"] = from_end(found["net"], readings[0].tiles)
+        found["g"] = from_end(found["net"], readings[0].tiles, found.get("crossing"))
     if problem.route is not None:
         found = routing_gradients_of(problem, readings[0], found)
     return found
@@ -99,17 +101,20 @@ def of_reading(x: Reading, d_o: Tensor) -> dict[str, Tensor]:
     """q, k [tokens, Hk, dk], v [tokens, H, dv], lam [tokens, H, width] and net [tokens, H], dg's part; float32."""
     found: dict[str, Tensor] = {}
     states = x.states()
-    d_q, d_weight, reads = query_gradients_of(x, d_o, states)
+    d_q, d_weight, net = query_gradients_of(x, d_o, states)
     found["q"] = d_q.sum(0)
-    states = replace(states, S=states.S[:0])  # its decays are needed still
     del d_q
+    if x.memory != "single":
+        states = replace(states, S=states.S[:0])  # its decays are needed still
     if d_weight is not None:
-        found["lam"], reads = weight_gradients_of(x, d_o, d_weight, states)
+        found["lam"], net = weight_gradients_of(x, d_o, d_weight, states)
         del d_weight
     of_tokens, of_rows = readers(x)
-    dS = state_gradients_of(x, d_o, states, of_rows)
+    dS, crossing = state_gradients_of(x, d_o, states, of_rows)
+    if crossing is not None:
+        found["crossing"] = crossing.sum(0) * x.scale
     found["v"], is_read = token_gradients_of(x, d_o, dS, states, of_tokens, keys=False)
-    assert is_read is not None
-    found["net"] = reads.sum(0) - is_read.sum(0)
+    if x.g is not None and is_read is not None:
+        found["net"] = net.sum(0) - is_read.sum(0)
     found["k"] = token_gradients_of(x, d_o, dS, states, of_tokens, keys=True)[0].sum(0)
     return found

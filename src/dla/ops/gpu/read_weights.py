@@ -6,7 +6,7 @@ outputs.py makes the same tables in pieces; here they are whole, since gradients
 import triton
 import triton.language as tl
 
-from dla.ops.gpu.language import per_head, product, rows
+from dla.ops.gpu.language import per_head, product, rounded, rows
 from dla.ops.gpu.outputs import bit_length
 
 
@@ -23,6 +23,32 @@ def gram(
         y_ = rows(y, y_stride, key, held, column, WIDTH, C)
         P += product(x_, tl.trans(y_), PRECISION)
     return P
+
+
+@triton.jit
+def halves(A):
+    """[M, K] as two [M, K / 2], the first and the last columns."""
+    return tl.split(tl.permute(tl.reshape(A, (A.shape[0], 2, A.shape[1] // 2)), (0, 2, 1)))
+
+
+@triton.jit
+def sums_of_rows(
+    A, x, stride, token, length, column, width, C: tl.constexpr, PIECES: tl.constexpr, FACTOR: tl.constexpr,
+    PRECISION: tl.constexpr,
+):  # fmt: skip
+    """A [M, C] times the C rows of x from ``token``, of which ``length`` are there: [M, columns].
+
+    In PIECES of 1, 2 or 4, one after the other: products of float32 need three times the room in registers.
+    """
+    if PIECES == 1:
+        x_ = rows(x, stride, token, tl.arange(0, C) < length, column, width, C)
+        return product(rounded(A, FACTOR), x_.to(FACTOR), PRECISION)
+    else:
+        first, last = halves(A)
+        made = sums_of_rows(first, x, stride, token, length, column, width, C // 2, PIECES // 2, FACTOR, PRECISION)
+        return made + sums_of_rows(
+            last, x, stride, token + C // 2, length - C // 2, column, width, C // 2, PIECES // 2, FACTOR, PRECISION
+        )
 
 
 @triton.jit

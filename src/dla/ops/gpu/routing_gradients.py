@@ -53,19 +53,19 @@ def route_gradients(
     first, stop, sequence, offset, q_stride, lam_stride, width, carried, K, tokens,
     H: tl.constexpr, KEY_HEADS: tl.constexpr, GROUP: tl.constexpr, EACH: tl.constexpr, DK: tl.constexpr,
     C: tl.constexpr, BD: tl.constexpr, BK: tl.constexpr, BS: tl.constexpr, PRECISION: tl.constexpr,
-    RECENCY: tl.constexpr,
+    RECENCY: tl.constexpr, SPANS: tl.constexpr, OWN: tl.constexpr,
 ):  # fmt: skip
-    """One program a chunk and BK numbers of its queries, BS of the starts it meets, and EACH heads of a key head.
+    """One program a chunk and BK numbers of its queries, EACH heads of a key head and, unless OWN, BS of the starts met.
 
     d_made, d_slots [tokens, H, K]; d_rho [tokens, H]; d_q, d_own [shares, tokens, KEY_HEADS, DK]; d_met [chunks, H,
-    K + 1, DK]. All but the last is from the first starts' program alone.
+    K + 1, DK]. The last is made unless OWN, the others are if OWN. It is launched for one kind of spans after the other, and
+    adds to what is there from the first on.
     """
     tiles: tl.constexpr = tl.cdiv(DK, BK)
     shares: tl.constexpr = tl.cdiv(GROUP, EACH)
     c, number = tl.program_id(0) // tiles, tl.program_id(0) % tiles
     key_head, share = tl.program_id(1) // shares, tl.program_id(1) % shares
     met = tl.program_id(2) * BS + tl.arange(0, BS)
-    alone = tl.program_id(2) == 0
     column = number * BK + tl.arange(0, BK)
     n, step = tl.load(sequence + c), tl.arange(0, C)
     origin, finish = tl.load(offset + n), tl.load(stop + c)
@@ -74,7 +74,7 @@ def route_gradients(
     dq, dX = tl.zeros([C, BK], tl.float32), tl.zeros([C, BK], tl.float32)
     q_ = rows(q + key_head * DK, q_stride, token, inside, column, DK, C).to(tl.float32)
     q_length = tl.full([C], 1.0, tl.float32)
-    for turn in range(tl.minimum(EACH, GROUP - share * EACH)):
+    for turn in tl.range(0, tl.minimum(EACH, GROUP - share * EACH), disable_licm=True):
         h = key_head * GROUP + share * EACH + turn
         found = tl.load(count + c * H + h)
         place = (c * H + h).to(tl.int64) * K
@@ -83,53 +83,72 @@ def route_gradients(
         sharpness = per_head(rho + h, H, token, inside, 0.0, C)
         at = (token.to(tl.int64) + step) * H + h  # [C]
         d_r, along = tl.zeros([C], tl.float32), tl.zeros([C], tl.float32)
+        where = (c * H + h).to(tl.int64) * (K + 1) * DK + met[:, None] * DK + column[None, :]
+        stored = (met <= found)[:, None] & (column < DK)[None, :]
         d = tl.zeros([BS, BK], tl.float32)  # of the sums at the starts met
+        if SPANS != "first":
+            if OWN:
+                d_r = tl.load(d_rho + at, mask=inside, other=0.0)
+            else:
+                d = tl.load(d_met + where, mask=stored, other=0.0)
         mine = tl.load(position_h + met, mask=met < found, other=-1)
         mine = tl.where(met == found, token - origin, mine)
-        for kind in tl.static_range(3):
-            for part in range(0, found if kind == 0 else finish - token, BS):
-                begin, end, since, until, there = spans_seen(
-                    death, initial, position_h, ends_h, found, own, t, token, finish, part, n, h, origin, carried,
-                    H, C, BS, "first" if kind == 0 else "current" if kind == 1 else "merged",
+        many = finish - token
+        if SPANS == "first":
+            many = found
+        for part in tl.range(0, many, BS, disable_licm=True):
+            begin, end, since, until, there = spans_seen(
+                death, initial, position_h, ends_h, found, own, t, token, finish, part, n, h, origin, carried,
+                H, C, BS, SPANS,
+            )  # fmt: skip
+            if tl.max(there.to(tl.int32), 0) > 0:
+                slot, live = slots_seen(position_h, ends_h, found, own, t, begin, C, BS, PRECISION)
+                seen = inside[:, None] & there[None, :] & (t[:, None] >= since[None, :]) & (t[:, None] < until[None, :])
+                seen = seen & (slot >= 0) & (slot < K)
+                cos, q_length, c_length = cosines(
+                    q + key_head * DK, sums, past, begin, end, there, token, inside, n, h, origin, carried, q_stride,
+                    H, KEY_HEADS, GROUP, DK, C, BD, BS, PRECISION,
                 )  # fmt: skip
-                if tl.max(there.to(tl.int32), 0) > 0:
-                    slot, live = slots_seen(position_h, ends_h, found, own, t, begin, C, BS, PRECISION)
-                    seen = inside[:, None] & there[None, :] & (t[:, None] >= since[None, :]) & (t[:, None] < until[None, :])
-                    seen = seen & (slot >= 0) & (slot < K)
-                    cos, q_length, c_length = cosines(
-                        q + key_head * DK, sums, past, begin, end, there, token, inside, n, h, origin, carried, q_stride,
-                        H, KEY_HEADS, GROUP, DK, C, BD, BS, PRECISION,
-                    )  # fmt: skip
-                    from_ = column_of(slot, live, width, RECENCY)
-                    w = tl.load(lam + (token.to(tl.int64) + step)[:, None] * lam_stride + h * width + from_, mask=seen,
-                                other=0.0).to(tl.float32)  # fmt: skip
-                    d_slot = tl.load(d_made + at[:, None] * K + slot, mask=seen, other=0.0)
-                    d_slot = d_slot * tl.exp(sharpness[:, None] * (cos - 1))
-                    d_slot = tl.where(seen, d_slot, 0.0)
-                    tl.store(d_slots + at[:, None] * K + slot, d_slot, mask=seen & alone & (number == 0))
-                    d_w = d_slot * w
+                from_ = column_of(slot, live, width, RECENCY)
+                w = tl.load(lam + (token.to(tl.int64) + step)[:, None] * lam_stride + h * width + from_, mask=seen,
+                            other=0.0).to(tl.float32)  # fmt: skip
+                d_slot = tl.load(d_made + at[:, None] * K + slot, mask=seen, other=0.0)
+                d_slot = d_slot * tl.exp(sharpness[:, None] * (cos - 1))
+                d_slot = tl.where(seen, d_slot, 0.0)
+                d_w = d_slot * w
+                if OWN:
+                    tl.store(d_slots + at[:, None] * K + slot, d_slot, mask=seen & (number == 0))
                     d_r += tl.sum(d_w * (cos - 1), 1)
-                    d_cos = tl.where(seen, d_w * sharpness[:, None], 0.0)
-                    both = tl.where(seen, d_cos * cos, 0.0)
+                d_cos = tl.where(seen, d_w * sharpness[:, None], 0.0)
+                both = tl.where(seen, d_cos * cos, 0.0)
+                c_ = sums_before(sums, past, end, there, n, h, origin, carried, column, KEY_HEADS, GROUP, H, DK)
+                c_ -= sums_before(sums, past, begin, there, n, h, origin, carried, column, KEY_HEADS, GROUP, H, DK)
+                unit_c = c_.to(tl.float32) / c_length[:, None]
+                if OWN:
                     along += tl.sum(both, 1)
-                    c_ = sums_before(sums, past, end, there, n, h, origin, carried, column, KEY_HEADS, GROUP, H, DK)
-                    c_ -= sums_before(sums, past, begin, there, n, h, origin, carried, column, KEY_HEADS, GROUP, H, DK)
-                    unit_c = c_.to(tl.float32) / c_length[:, None]
                     dq += product(d_cos, unit_c, PRECISION)
-                    turned = tl.where(c_length > SHORTEST, tl.sum(both, 0), 0.0)
-                    d_c = product(tl.trans(d_cos / q_length[:, None]), q_, PRECISION)
-                    d_c = (d_c - unit_c * turned[:, None]) / c_length[:, None]
+                turned = tl.where(c_length > SHORTEST, tl.sum(both, 0), 0.0)
+                d_c = product(tl.trans(d_cos / q_length[:, None]), q_, PRECISION)
+                d_c = (d_c - unit_c * turned[:, None]) / c_length[:, None]
+                if OWN:
                     dX += product(ends_at(t + 1, begin, end, there), d_c, PRECISION)
+                else:
                     d += product(ends_at(mine, begin, end, there), d_c, PRECISION)
-        dq -= q_ * (tl.where(q_length > SHORTEST, along, 0.0) / q_length)[:, None]
-        tl.store(d_rho + at, d_r, mask=inside & alone & (number == 0))
-        where = (c * H + h).to(tl.int64) * (K + 1) * DK + met[:, None] * DK + column[None, :]
-        tl.store(d_met + where, d, mask=(met <= found)[:, None] & (column < DK)[None, :])
-    at = ((share.to(tl.int64) * tokens + token) * KEY_HEADS + key_head) * DK
-    at = at + step[:, None] * (KEY_HEADS * DK) + column[None, :]
-    mask = inside[:, None] & (column < DK)[None, :] & alone
-    tl.store(d_q + at, dq / q_length[:, None], mask=mask)
-    tl.store(d_own + at, dX, mask=mask)
+        if OWN:
+            dq -= q_ * (tl.where(q_length > SHORTEST, along, 0.0) / q_length)[:, None]
+            tl.store(d_rho + at, d_r, mask=inside & (number == 0))
+        else:
+            tl.store(d_met + where, d, mask=stored)
+    if OWN:
+        at = ((share.to(tl.int64) * tokens + token) * KEY_HEADS + key_head) * DK
+        at = at + step[:, None] * (KEY_HEADS * DK) + column[None, :]
+        mask = inside[:, None] & (column < DK)[None, :]
+        dq = dq / q_length[:, None]
+        if SPANS != "first":
+            dq += tl.load(d_q + at, mask=mask, other=0.0)
+            dX += tl.load(d_own + at, mask=mask, other=0.0)
+        tl.store(d_q + at, dq, mask=mask)
+        tl.store(d_own + at, dX, mask=mask)
 
 
 @triton.jit(do_not_specialize=["K", "tokens"])
@@ -150,9 +169,9 @@ def met_gradients(
     at = at + step[:, None] * (KEY_HEADS * DK) + column[None, :]
     mask = inside[:, None] & (column < DK)[None, :]
     dX = tl.load(d_own + at, mask=mask, other=0.0)
-    for turn in range(tl.minimum(EACH, GROUP - share * EACH)):
+    for turn in tl.range(0, tl.minimum(EACH, GROUP - share * EACH), disable_licm=True):
         h = key_head * GROUP + share * EACH + turn
-        for later in range(1, tl.load(until + j * H + h) - j):
+        for later in tl.range(1, tl.load(until + j * H + h) - j, disable_licm=True):
             c = j + later
             found, place = tl.load(count + c * H + h), (c * H + h).to(tl.int64)
             here = tl.load(first + c) - origin
@@ -174,7 +193,7 @@ def routing_gradients_of(problem: Problem, x: Reading, found: dict[str, Tensor])
     layout, starts, tiles = problem.layout, x.hard, x.tiles
     lam, rho = layout.flat(problem.lam), layout.flat(problem.route).float().contiguous()
     (tokens, key_heads, dk), H, K, device = x.k.shape, x.v.shape[1], starts.states, x.k.device
-    c, each, recency = config("route_gradients"), heads_each(x), problem.slot_order == "recency"
+    c, each, recency = config("route_gradients", x.v.dtype), heads_each(x), problem.slot_order == "recency"
     shares, BK = triton.cdiv(H // key_heads, each), tile(dk, c["BK"])
     d_q, d_own = (torch.empty(shares, tokens, key_heads, dk, dtype=torch.float32, device=device) for _ in range(2))
     d_met = torch.empty(tiles.count, H, K + 1, dk, dtype=torch.float32, device=device)
@@ -183,20 +202,23 @@ def routing_gradients_of(problem: Problem, x: Reading, found: dict[str, Tensor])
     shared: dict[str, Any] = {"position": starts.position, "count": starts.count, "d_own": d_own, "d_met": d_met}
     shared |= {name: getattr(tiles, name) for name in ("first", "stop", "sequence", "offset")}
     shared |= {"K": K, "tokens": tokens, "H": H, "KEY_HEADS": key_heads, "GROUP": H // key_heads, "EACH": each}
-    shared |= {"DK": dk, "C": CHUNK, "PRECISION": arithmetic(torch.float32)["PRECISION"]}
+    shared |= {"DK": dk, "C": CHUNK, "PRECISION": arithmetic(x.v.dtype)["PRECISION"]}
     arguments = {"q": x.q, "lam": lam, "rho": rho, "sums": x.sums.sums, "past": x.sums.past, "death": starts.of_tokens}
     arguments |= {"initial": starts.of_carried, "ends": starts.death, "d_made": found["lam"], "d_slots": d_slots}
     arguments |= {"d_rho": d_rho, "d_q": d_q, "q_stride": x.q.stride(0), "lam_stride": lam.stride(0)}
     arguments |= {"width": lam.shape[2], "carried": starts.carried, "RECENCY": recency}
     arguments |= {"BD": tile(dk, c["BD"]), "BK": BK, "BS": c["BS"]}
-    grid = (tiles.count * triton.cdiv(dk, BK), key_heads * shares, triton.cdiv(K + 1, c["BS"]))
-    launch(route_gradients, grid, shared | arguments, c)
+    grid, blocks = (tiles.count * triton.cdiv(dk, BK), key_heads * shares), triton.cdiv(K + 1, c["BS"])
+    for spans in ("first", "current", "merged"):
+        for own in (True, False):
+            kind = {"SPANS": spans, "OWN": own}
+            launch(route_gradients, (*grid, 1 if own else blocks), shared | arguments | kind, c)
 
-    c = config("met_gradients")
+    c = config("met_gradients", x.v.dtype)
     BK, made = tile(dk, c["BK"]), torch.empty_like(d_own)
     sizes = {"until": last_meeting_beside(starts, tiles), "made": made, "BK": BK, "BS": c["BS"]}
     launch(met_gradients, (tiles.count * triton.cdiv(dk, BK), key_heads * shares), shared | sizes, c)
-    keys = from_end(made.sum(0).flatten(1), tiles).view(tokens, key_heads, dk)
+    keys = from_end(made.sum(0).flatten(1).contiguous(), tiles).view(tokens, key_heads, dk)
     by_column = of_columns(d_slots, layout.flat(problem.lam).shape[2], living(starts.of_tokens, starts.of_carried, layout) if recency else None)
     return found | {"q": found["q"] + d_q.sum(0), "k": found["k"] + keys, "route": d_rho, "lam": by_column}
 

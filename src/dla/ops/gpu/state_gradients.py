@@ -11,7 +11,9 @@ are rounded alike at both ends, so that what they say about tokens before both c
 
     row            0   1   2   3   4   5   6   7   8         read by chunks, of levels: 1 | 2 3 | 3 | 4 5 6 7 | 5 | 6 7 | ..
 
-``state_gradients`` then goes from the last chunk to the first, with dS <- e^g dS + the row's own.
+``state_gradients`` then goes from the last chunk to the first, with dS <- e^g dS + the row's own. Of one state it also
+leaves <S, dS> behind every chunk: all that is read behind it of what is before, which the sums for gradients of g then
+begin with, instead of with sums over all that is behind.
 """
 
 from typing import Any
@@ -84,9 +86,9 @@ def row_gradients(
         put_matrix(dS, (base + here).to(tl.int64) * H + h, row, column, DK, DV, d)
 
 
-@triton.jit(do_not_specialize=["carried", "K"])
+@triton.jit(do_not_specialize=["carried", "K", "count"])
 def state_gradients(
-    q, d_o, dS, G, parts, part_count, weight, until, first, stop, chunks, q_stride, carried, K,
+    q, d_o, S, dS, crossing, G, parts, part_count, weight, until, first, stop, chunks, q_stride, carried, K, count,
     H: tl.constexpr, GROUP: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr, C: tl.constexpr, BK: tl.constexpr,
     BV: tl.constexpr, FACTOR: tl.constexpr, PRECISION: tl.constexpr, MEMORY: tl.constexpr,
 ):  # fmt: skip
@@ -103,7 +105,11 @@ def state_gradients(
     d = tl.zeros([BK, BV], tl.float32)
     for back in range(end - begin):
         c = end - 1 - back
-        put_matrix(dS, (at + c + 1 - begin).to(tl.int64) * H + h, row, column, DK, DV, d)
+        number = (at + c + 1 - begin).to(tl.int64) * H + h
+        put_matrix(dS, number, row, column, DK, DV, d)
+        if crossing is not None:
+            products = d * matrix(S, number, row, column, DK, DV, True)
+            tl.store(crossing + (part * count + c).to(tl.int64) * H + h, tl.sum(tl.sum(products, 1), 0))
         token, inside = tokens_of(first, stop, c, C)
         by = tl.full([C], 1.0, tl.float32)
         if MEMORY != "single":
@@ -154,20 +160,23 @@ def readers(x: Reading) -> tuple[Tensor, Tensor]:
     return tokens.int().contiguous(), rows_.int().contiguous()
 
 
-def state_gradients_of(x: Reading, d_o: Tensor, states: States, until: Tensor) -> Tensor:
-    """Of the rows behind every chunk: [rows, H, dk, dv] float32, other rows mean nothing. ``states``: for decays."""
-    (_, H, dv), dk, tiles = x.v.shape, x.k.shape[2], x.tiles
+def state_gradients_of(x: Reading, d_o: Tensor, states: States, until: Tensor) -> tuple[Tensor, Tensor | None]:
+    """Of the rows behind every chunk: [rows, H, dk, dv] float32, other rows mean nothing.
+
+    And, of one state with decays, <S, dS> of these rows before scaling: [tiles, chunks, H].
+    """
+    (_, H, dv), dk, tiles, single = x.v.shape, x.k.shape[2], x.tiles, x.memory == "single"
     arguments: dict[str, Any] = common(x, states)
-    count = tiles.count + tiles.sequences * (arguments["carried"] + 1)
-    dS = torch.empty(count, H, dk, dv, dtype=torch.float32, device=x.v.device)
-    arguments |= {"d_o": d_o, "dS": dS, "until": until, "count": tiles.count} | arithmetic(x.v.dtype)
-    for kernel in (row_gradients, state_gradients)[x.memory == "single" :]:
+    rows_all, device = tiles.count + tiles.sequences * (arguments["carried"] + 1), x.v.device
+    dS = torch.empty(rows_all, H, dk, dv, dtype=torch.float32, device=device)
+    arguments |= {"d_o": d_o, "S": states.S if single else None, "dS": dS, "until": until, "count": tiles.count}
+    arguments |= arithmetic(x.v.dtype) | {"crossing": None}
+    for kernel in (row_gradients, state_gradients)[single:]:
         c = config(kernel.__name__, x.v.dtype)
-        sizes = {"BK": tile(dk, c["BK"]), "BV": tile(dv, c["BV"]), "BP": c.get("BP")}
+        sizes: dict[str, Any] = {"BK": tile(dk, c["BK"]), "BV": tile(dv, c["BV"]), "BP": c.get("BP")}
         matrices = triton.cdiv(dk, sizes["BK"]) * triton.cdiv(dv, sizes["BV"])
-        rows_first = kernel is row_gradients
-        grid = (tiles.count * matrices, H) if rows_first else (tiles.sequences * H * matrices,)
+        if single and x.g is not None:
+            arguments["crossing"] = torch.empty(matrices, tiles.count, H, dtype=torch.float32, device=device)
+        grid = (tiles.sequences * H * matrices,) if kernel is state_gradients else (tiles.count * matrices, H)
         launch(kernel, grid, used(kernel, arguments | sizes), c)
-    return dS
-
-
+    return dS, arguments["crossing"]

@@ -7,7 +7,7 @@ With D the gradients of outputs, and dS that of the row behind the token's chunk
 
 which is the same with other names. The chunks that read a chunk's tokens are itself and a range behind it, to the last
 one in which a start inside of it lives; early chunks, whose starts may live longest, come first. dK is added up over the
-heads of a key head as dQ is (query_gradients.py). reads [x] is v . dv, all that is read of x: its share of dg.
+heads of a key head as dQ is (query_gradients.py). reads [x] is v . dv of the chunks behind: what is read of x there.
 """
 
 from typing import Any
@@ -21,7 +21,7 @@ from dla.ops.gpu.configs import config
 from dla.ops.gpu.language import arithmetic, fade, matrix, per_head, product, rounded, rows, tile, tokens_of
 from dla.ops.gpu.launch import launch
 from dla.ops.gpu.query_gradients import heads_each
-from dla.ops.gpu.read_weights import cut_weights, gram, own_columns, own_decays, own_weights, part_cutting
+from dla.ops.gpu.read_weights import cut_weights, gram, own_columns, own_decays, own_weights, part_cutting, sums_of_rows
 from dla.ops.gpu.reading import Reading, common, used
 from dla.ops.gpu.states import States
 
@@ -37,13 +37,12 @@ def from_state(
     for i in range(0, width, BI):
         inner = i + tl.arange(0, BI)
         x_ = rows(x, x_stride, token, inside, inner, width, C)
-        x_ = rounded(x_ * left[:, None], FACTOR)
         if KEYS:
             d = tl.trans(rounded(matrix(dS, number, onto, inner, DK, DV, True), FACTOR))
         else:
             d = rounded(matrix(dS, number, inner, onto, DK, DV, True), FACTOR)
-        made += product(x_, d, PRECISION)
-    return made
+        made += product(x_.to(FACTOR), d, PRECISION)
+    return made * left[:, None]
 
 
 @triton.jit(do_not_specialize=["scale", "carried", "K", "width", "tokens"])
@@ -52,8 +51,8 @@ def token_gradients(
     first, stop, sequence, offset, lead, chunks, q_stride, k_stride, v_stride, lam_stride,
     scale, carried, K, width, tokens,
     H: tl.constexpr, GROUP: tl.constexpr, EACH: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr, C: tl.constexpr,
-    BD: tl.constexpr, BI: tl.constexpr, BO: tl.constexpr, BP: tl.constexpr, FACTOR: tl.constexpr,
-    PRECISION: tl.constexpr, MEMORY: tl.constexpr, RECENCY: tl.constexpr, KEYS: tl.constexpr,
+    BD: tl.constexpr, BI: tl.constexpr, BO: tl.constexpr, BP: tl.constexpr, PIECES: tl.constexpr,
+    FACTOR: tl.constexpr, PRECISION: tl.constexpr, MEMORY: tl.constexpr, RECENCY: tl.constexpr, KEYS: tl.constexpr,
 ):  # fmt: skip
     """One program a chunk of tokens and BO numbers of their keys or values, and EACH heads of one key head."""
     inner: tl.constexpr = DV if KEYS else DK
@@ -75,7 +74,7 @@ def token_gradients(
     d_stride: tl.constexpr = H * DV
     begin_head = key_head * GROUP + share * EACH
     sum_ = tl.zeros([C, BO], tl.float32)
-    for turn in range(tl.minimum(EACH, GROUP - share * EACH)):
+    for turn in tl.range(0, tl.minimum(EACH, GROUP - share * EACH), disable_licm=True):
         h = begin_head + turn
         # the rows that meet as a product, X of a query and Y of a token, and what a query gives with it
         if KEYS:
@@ -83,18 +82,13 @@ def token_gradients(
         else:
             x, x_stride, y, y_stride, z, z_stride = q, q_stride, k, k_stride, d_o + h * DV, d_stride
         left = tl.full([C], 1.0, tl.float32)  # of these tokens, at the chunk's end
-        A = gram(x, x_stride, token, inside, y, y_stride, token, inside, inner, C, BD, PRECISION)
         if G is not None:
             G_ = per_head(G + h, H, token, inside, 0.0, C)
             left = tl.exp(tl.where(inside, tl.min(G_, 0) - G_, 0.0))
-            A = A * own_decays(G_, seen)
-        if MEMORY != "single":
-            column = own_columns(death, birth, slot_before, token, inside, time, h, width, H, C, MEMORY, RECENCY)
-            A = A * own_weights(lam, lam_stride, column, seen, token, h, width, C)
-        z_ = rows(z, z_stride, token, inside, onto, outer, C)
-        d = product(tl.trans(rounded(tl.where(seen, A, 0.0), FACTOR)), z_.to(FACTOR), PRECISION)
+        d = from_state(y, y_stride, token, inside, left, dS, (base + here + 1).to(tl.int64) * H + h, onto, DK, DV, C,
+                       BI, BO, KEYS, FACTOR, PRECISION)  # fmt: skip
         if MEMORY == "dynamic":
-            for later in range(1, tl.load(until + j * H + h) - j):
+            for later in tl.range(1, tl.load(until + j * H + h) - j, disable_licm=True):
                 c = j + later
                 place = c * H + h
                 parts_c = parts + place.to(tl.int64) * K * 4
@@ -111,19 +105,25 @@ def token_gradients(
                         lasting = tl.exp(per_head(G + h, H, token_c, inside_c, 0.0, C))
                         A = A * (lasting * fade(total + h, H, base + carried + c - before, base + here + 1))[:, None]
                         A = A * left[None, :]
-                    z_ = rows(z, z_stride, token_c, inside_c, onto, outer, C)
-                    d += product(tl.trans(rounded(A, FACTOR)), z_.to(FACTOR), PRECISION)
-        d += from_state(y, y_stride, token, inside, left, dS, (base + here + 1).to(tl.int64) * H + h, onto, DK, DV, C,
-                        BI, BO, KEYS, FACTOR, PRECISION)  # fmt: skip
+                    length = tl.load(stop + c) - token_c
+                    d += sums_of_rows(tl.trans(A), z, z_stride, token_c, length, onto, outer, C, PIECES, FACTOR, PRECISION)
+        at = (token.to(tl.int64) + step) * H + h
+        if G is not None:
+            if not KEYS:
+                v_ = rows(v + h * DV, v_stride, token, inside, onto, DV, C).to(tl.float32)
+                tl.store(reads + number.to(tl.int64) * tokens * H + at, tl.sum(v_ * d, 1) * scale, mask=inside)
+        A = gram(x, x_stride, token, inside, y, y_stride, token, inside, inner, C, BD, PRECISION)
+        if G is not None:
+            A = A * own_decays(G_, seen)
+        if MEMORY != "single":
+            column = own_columns(death, birth, slot_before, token, inside, time, h, width, H, C, MEMORY, RECENCY)
+            A = A * own_weights(lam, lam_stride, column, seen, token, h, width, C)
+        A, length = tl.trans(tl.where(seen, A, 0.0)), tl.load(stop + j) - token
+        d += sums_of_rows(A, z, z_stride, token, length, onto, outer, C, PIECES, FACTOR, PRECISION)
         if KEYS:
             sum_ += d
         else:
-            d = d * scale
-            at = (token.to(tl.int64) + step) * H + h
-            mask = inside[:, None] & (onto < DV)[None, :]
-            tl.store(made + at[:, None] * DV + onto[None, :], d, mask=mask)
-            v_ = rows(v + h * DV, v_stride, token, inside, onto, DV, C).to(tl.float32)
-            tl.store(reads + number.to(tl.int64) * tokens * H + at, tl.sum(tl.where(mask, v_ * d, 0.0), 1), mask=inside)
+            tl.store(made + at[:, None] * DV + onto[None, :], d * scale, mask=inside[:, None] & (onto < DV)[None, :])
     if KEYS:
         made += ((share.to(tl.int64) * tokens + token) * (H // GROUP) + key_head) * DK
         tl.store(made + step[:, None] * (H // GROUP * DK) + onto[None, :], sum_ * scale,
@@ -142,9 +142,9 @@ def token_gradients_of(
     tiles, arguments = triton.cdiv(outer, BO), common(x, states)
     shape = (sums, tokens, key_heads, dk) if keys else (tokens, H, dv)
     made = torch.empty(shape, dtype=torch.float32, device=device)
-    reads = None if keys else torch.empty(tiles, tokens, H, dtype=torch.float32, device=device)
+    reads = None if keys else torch.empty(tiles, 0 if x.g is None else tokens, H, dtype=torch.float32, device=device)
     arguments |= {"d_o": d_o, "dS": dS, "made": made, "reads": reads, "until": until, "tokens": tokens, "KEYS": keys}
-    arguments |= {"EACH": each, "BD": c["BD"], "BI": tile(inner, c["BI"]), "BO": BO, "BP": c["BP"]}
+    arguments |= {"EACH": each, "BD": c["BD"], "BI": tile(inner, c["BI"]), "BO": BO, "BP": c["BP"], "PIECES": c["pieces"]}
     arguments |= arithmetic(x.v.dtype)
     launch(token_gradients, (x.tiles.count * tiles, key_heads * sums), used(token_gradients, arguments), c)
     return made, reads
