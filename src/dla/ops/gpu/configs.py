@@ -53,7 +53,7 @@ TABLE: dict[str, Config] = {
     "key_gradients_log_linear": {"warps": 8, "stages": 1, "pieces": 1, "BD": 32, "BI": 32, "BO": 64, "BP": 32},
     "key_gradients_dynamic": {"warps": 8, "stages": 1, "pieces": 1, "BD": 32, "BI": 32, "BO": 64, "BP": 32},
     "sums_from_end": {"warps": 4, "stages": 1, "BH": 8},
-    "route_gradients": {"warps": 8, "stages": 1, "BD": 32, "BK": 64, "BS": 32},
+    "route_gradients": {"warps": 8, "stages": 1, "BD": 32, "BK": 32, "BS": 16},
     "met_gradients": {"warps": 4, "stages": 1, "BK": 32, "BS": 32},
     # Decoding moves bytes: narrow tiles make enough programs of few sequences, and still whole sectors of 32 bytes.
     "step_one": {"warps": 4, "stages": 1, "BV": 16},
@@ -69,6 +69,8 @@ FLOAT16: dict[str, Config] = {
     "settle": {"BK": 32, "BV": 32},
 }
 
+MEMORIES = ("single", "log_linear", "dynamic")
+
 # Where products of float32, which are made of three, need more room than those of halves
 FLOAT32: dict[str, Config] = FLOAT16 | {
     "prefix_states": {"warps": 8, "stages": 1, "BK": 32},
@@ -76,6 +78,11 @@ FLOAT32: dict[str, Config] = FLOAT16 | {
     "outputs_single": {"registers": None},
     "outputs_log_linear": {"registers": None},
     "outputs_dynamic": {"registers": None, "BV": 32},
+    **{f"query_gradients_{memory}": {"pieces": 4, "BD": 16, "BK": 32, "BV": 16} for memory in MEMORIES},
+    **{f"key_gradients_{memory}": {"pieces": 4, "BO": 32} for memory in MEMORIES},
+    **{f"value_gradients_{memory}": {"pieces": 2, "BO": 32} for memory in MEMORIES},
+    "row_gradients": {"warps": 8, "BK": 32},
+    "state_gradients": {"stages": 1, "BK": 32},
 }
 
 BY_DTYPE = {torch.float16: FLOAT16, torch.float32: FLOAT32}

@@ -53,13 +53,13 @@ def route_gradients(
     first, stop, sequence, offset, q_stride, lam_stride, width, carried, K, tokens,
     H: tl.constexpr, KEY_HEADS: tl.constexpr, GROUP: tl.constexpr, EACH: tl.constexpr, DK: tl.constexpr,
     C: tl.constexpr, BD: tl.constexpr, BK: tl.constexpr, BS: tl.constexpr, PRECISION: tl.constexpr,
-    RECENCY: tl.constexpr, SPANS: tl.constexpr, OWN: tl.constexpr,
+    RECENCY: tl.constexpr, SPANS: tl.constexpr, PART: tl.constexpr,
 ):  # fmt: skip
-    """One program a chunk and BK numbers of its queries, EACH heads of a key head and, unless OWN, BS of the starts met.
+    """One program a chunk and BK numbers of its queries, EACH heads of a key head and, for the sums there, BS of the starts met.
 
     d_made, d_slots [tokens, H, K]; d_rho [tokens, H]; d_q, d_own [shares, tokens, KEY_HEADS, DK]; d_met [chunks, H,
-    K + 1, DK]. The last is made unless OWN, the others are if OWN. It is launched for one kind of spans after the other, and
-    adds to what is there from the first on.
+    K + 1, DK]. PART says which of these are made: those of "queries" (d_slots, d_rho, d_q), of "own" or of "met" sums. It is
+    launched for one kind of spans after the other, and adds to what is there from the first on.
     """
     tiles: tl.constexpr = tl.cdiv(DK, BK)
     shares: tl.constexpr = tl.cdiv(GROUP, EACH)
@@ -71,7 +71,7 @@ def route_gradients(
     origin, finish = tl.load(offset + n), tl.load(stop + c)
     token, inside = tokens_of(first, stop, c, C)
     t = token - origin + step
-    dq, dX = tl.zeros([C, BK], tl.float32), tl.zeros([C, BK], tl.float32)
+    made = tl.zeros([C, BK], tl.float32)
     q_ = rows(q + key_head * DK, q_stride, token, inside, column, DK, C).to(tl.float32)
     q_length = tl.full([C], 1.0, tl.float32)
     for turn in tl.range(0, tl.minimum(EACH, GROUP - share * EACH), disable_licm=True):
@@ -87,9 +87,9 @@ def route_gradients(
         stored = (met <= found)[:, None] & (column < DK)[None, :]
         d = tl.zeros([BS, BK], tl.float32)  # of the sums at the starts met
         if SPANS != "first":
-            if OWN:
+            if PART == "queries":
                 d_r = tl.load(d_rho + at, mask=inside, other=0.0)
-            else:
+            if PART == "met":
                 d = tl.load(d_met + where, mask=stored, other=0.0)
         mine = tl.load(position_h + met, mask=met < found, other=-1)
         mine = tl.where(met == found, token - origin, mine)
@@ -116,39 +116,40 @@ def route_gradients(
                 d_slot = d_slot * tl.exp(sharpness[:, None] * (cos - 1))
                 d_slot = tl.where(seen, d_slot, 0.0)
                 d_w = d_slot * w
-                if OWN:
-                    tl.store(d_slots + at[:, None] * K + slot, d_slot, mask=seen & (number == 0))
-                    d_r += tl.sum(d_w * (cos - 1), 1)
                 d_cos = tl.where(seen, d_w * sharpness[:, None], 0.0)
                 both = tl.where(seen, d_cos * cos, 0.0)
                 c_ = sums_before(sums, past, end, there, n, h, origin, carried, column, KEY_HEADS, GROUP, H, DK)
                 c_ -= sums_before(sums, past, begin, there, n, h, origin, carried, column, KEY_HEADS, GROUP, H, DK)
                 unit_c = c_.to(tl.float32) / c_length[:, None]
-                if OWN:
+                if PART == "queries":
+                    tl.store(d_slots + at[:, None] * K + slot, d_slot, mask=seen & (number == 0))
+                    d_r += tl.sum(d_w * (cos - 1), 1)
                     along += tl.sum(both, 1)
-                    dq += product(d_cos, unit_c, PRECISION)
-                turned = tl.where(c_length > SHORTEST, tl.sum(both, 0), 0.0)
-                d_c = product(tl.trans(d_cos / q_length[:, None]), q_, PRECISION)
-                d_c = (d_c - unit_c * turned[:, None]) / c_length[:, None]
-                if OWN:
-                    dX += product(ends_at(t + 1, begin, end, there), d_c, PRECISION)
+                    made += product(d_cos, unit_c, PRECISION)
                 else:
-                    d += product(ends_at(mine, begin, end, there), d_c, PRECISION)
-        if OWN:
-            dq -= q_ * (tl.where(q_length > SHORTEST, along, 0.0) / q_length)[:, None]
+                    turned = tl.where(c_length > SHORTEST, tl.sum(both, 0), 0.0)
+                    d_c = product(tl.trans(d_cos / q_length[:, None]), q_, PRECISION)
+                    d_c = (d_c - unit_c * turned[:, None]) / c_length[:, None]
+                    if PART == "own":
+                        made += product(ends_at(t + 1, begin, end, there), d_c, PRECISION)
+                    else:
+                        d += product(ends_at(mine, begin, end, there), d_c, PRECISION)
+        if PART == "queries":
+            made -= q_ * (tl.where(q_length > SHORTEST, along, 0.0) / q_length)[:, None]
             tl.store(d_rho + at, d_r, mask=inside & (number == 0))
-        else:
+        if PART == "met":
             tl.store(d_met + where, d, mask=stored)
-    if OWN:
+    if PART != "met":
         at = ((share.to(tl.int64) * tokens + token) * KEY_HEADS + key_head) * DK
         at = at + step[:, None] * (KEY_HEADS * DK) + column[None, :]
         mask = inside[:, None] & (column < DK)[None, :]
-        dq = dq / q_length[:, None]
+        out = d_own
+        if PART == "queries":
+            out = d_q
+            made = made / q_length[:, None]
         if SPANS != "first":
-            dq += tl.load(d_q + at, mask=mask, other=0.0)
-            dX += tl.load(d_own + at, mask=mask, other=0.0)
-        tl.store(d_q + at, dq, mask=mask)
-        tl.store(d_own + at, dX, mask=mask)
+            made += tl.load(out + at, mask=mask, other=0.0)
+        tl.store(out + at, made, mask=mask)
 
 
 @triton.jit(do_not_specialize=["K", "tokens"])
@@ -210,9 +211,9 @@ def routing_gradients_of(problem: Problem, x: Reading, found: dict[str, Tensor])
     arguments |= {"BD": tile(dk, c["BD"]), "BK": BK, "BS": c["BS"]}
     grid, blocks = (tiles.count * triton.cdiv(dk, BK), key_heads * shares), triton.cdiv(K + 1, c["BS"])
     for spans in ("first", "current", "merged"):
-        for own in (True, False):
-            kind = {"SPANS": spans, "OWN": own}
-            launch(route_gradients, (*grid, 1 if own else blocks), shared | arguments | kind, c)
+        for part in ("queries", "own", "met"):
+            kind = {"SPANS": spans, "PART": part}
+            launch(route_gradients, (*grid, blocks if part == "met" else 1), shared | arguments | kind, c)
 
     c = config("met_gradients", x.v.dtype)
     BK, made = tile(dk, c["BK"]), torch.empty_like(d_own)

@@ -64,7 +64,7 @@ def some(operator: str) -> dict[str, Any]:
 # --- lengths, layouts and states -------------------------------------------------------------------------------------
 
 SLOW = pytest.mark.slow
-LENGTHS = [("linear", 65), ("log_linear", 150), ("dynamic", 1), ("dynamic", 63), ("dynamic", 150)]
+LENGTHS = [("linear", 65), ("log_linear", 150), ("dynamic", 1), ("dynamic", 150)]
 MORE = [(name, T) for name in OPERATORS for T in (1, 63, 64, 65, 128, 200) if (name, T) not in LENGTHS]
 
 
@@ -89,10 +89,10 @@ def test_long_ranges(operator: str) -> None:
     compare(operator, inputs(600, H=1, dk=16, dv=16, width=12), **some(operator))
 
 
-@pytest.mark.parametrize("operator", ["linear", "dynamic"])
+@pytest.mark.parametrize("operator", ["linear", pytest.param("dynamic", marks=SLOW)])
 def test_heads_of_a_key_head_are_added_up(operator: str) -> None:
     """Five of them, by two programs."""
-    compare(operator, inputs(70, H=5, dk=32, dv=16), **some(operator))
+    compare(operator, inputs(66, H=5, dk=32, dv=16), **some(operator))
 
 
 @pytest.mark.slow
@@ -101,6 +101,7 @@ def test_several_key_heads_in_a_batch(operator: str) -> None:
     compare(operator, inputs(100, B=2, H=6, Hk=2, dk=32, dv=16), **some(operator))
 
 
+@pytest.mark.slow
 def test_wide_heads_are_tiled() -> None:
     x = inputs(70, H=1, dk=144, dv=80)
     compare("dynamic", x, **some("dynamic"))
@@ -114,7 +115,7 @@ def test_wide_heads_are_tiled() -> None:
     "options", [{"capacity": None}, {"capacity": 4, "block": 21}, pytest.param({"capacity": 9}, marks=SLOW)], ids=str
 )
 def test_weights_narrower_than_the_memory(options: dict[str, Any], slot_order: str) -> None:
-    compare("dynamic", inputs(140, width=3, H=1, dk=16, dv=16), slot_order=slot_order, **options)
+    compare("dynamic", inputs(100, width=3, H=1, dk=16, dv=16), slot_order=slot_order, **options)
 
 
 @pytest.mark.parametrize("many", [30, pytest.param(50, marks=SLOW)])
@@ -124,9 +125,9 @@ def test_every_token_opens_a_state(many: int) -> None:
 
 @pytest.mark.parametrize("slot_order", ["chronological", pytest.param("recency", marks=SLOW)])
 def test_routed(slot_order: str) -> None:
-    x = inputs(200, routed=True, width=4, dk=16, dv=16)
-    _, state = call("dynamic", cut(x, 0, 70), backend="reference", output_final_state=True, capacity=5)
-    compare("dynamic", cut(x, 70, 200), state=state, capacity=5, slot_order=slot_order)
+    x = inputs(135, routed=True, width=4, dk=16, dv=16, H=1)
+    _, state = call("dynamic", cut(x, 0, 50), backend="reference", output_final_state=True, capacity=5)
+    compare("dynamic", cut(x, 50, 135), state=state, capacity=5, slot_order=slot_order)
 
 
 @pytest.mark.parametrize("capacity", [pytest.param(40, marks=SLOW), pytest.param(None, marks=SLOW)])
@@ -196,11 +197,23 @@ def plain_gradients(x: Inputs, made: Segmentation, dtype: torch.dtype) -> Inputs
     return {name: torch.zeros_like(y) if y.grad is None else y.grad for name, y in leaves.items()}
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("seeds", [1, pytest.param(4, marks=SLOW)])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, pytest.param(torch.float16, marks=SLOW)], ids=str)
 @pytest.mark.parametrize("operator", ["linear", "dynamic"])
-def test_halves(operator: str, dtype: torch.dtype) -> None:
+def test_halves(operator: str, dtype: torch.dtype, seeds: int) -> None:
     """At most twice the error of the same in torch."""
-    x = cast(cast(inputs(150, H=1, dk=16, dv=32, width=8), dtype), torch.float64)
+    errors: dict[str, list[Tensor]] = {}
+    for seed in range(1, 1 + seeds):
+        for name, pair in errors_in_halves(operator, dtype, seed).items():
+            errors.setdefault(name, []).append(pair)
+    for name, pairs in errors.items():
+        error, allowed = torch.stack(pairs).mean(0).sqrt()
+        assert error <= 2 * allowed, (name, error, allowed)
+
+
+def errors_in_halves(operator: str, dtype: torch.dtype, seed: int) -> dict[str, Tensor]:
+    """Mean squares of the errors here and in torch, of every gradient."""
+    x = cast(cast(inputs(130, H=1, dk=16, dv=32, width=8, seed=seed), dtype), torch.float64)
     x["g"] = x["g"].float().double()
     if operator == "linear":
         x["lam"] = torch.ones_like(x["lam"])
@@ -209,16 +222,16 @@ def test_halves(operator: str, dtype: torch.dtype) -> None:
     found = gradients(operator, {**cast(x, dtype), "g": x["g"].float()}, backend="triton", **options)
     made = options.get("segmentation", decisions(x, {"block": 1000}))  # one state
     plain = plain_gradients(x, made, dtype)
-    for name, y in exact.items():
-        error, allowed = ((z[name].double() - y).square().mean().sqrt() for z in (found, plain))
-        assert found[name].dtype == (torch.float32 if name == "g" else dtype)
-        assert error <= 2 * allowed, (name, error, allowed)
+    assert all(y.dtype == (torch.float32 if name == "g" else dtype) for name, y in found.items())
+    return {
+        name: torch.stack([(z[name].double() - y).square().mean() for z in (found, plain)]) for name, y in exact.items()
+    }
 
 
 @pytest.mark.parametrize("operator", OPERATORS)
 def test_nan_stays_in_its_packed_sequence(operator: str) -> None:
-    edges, names = torch.tensor([0, 20, 90, 110]), ["q", "k", "v", "g", "lam", "route"]
-    x = cast(inputs(110, routed=True, H=1, dk=16, dv=16), torch.float32)
+    edges, names = torch.tensor([0, 20, 60, 80]), ["q", "k", "v", "g", "lam", "route"]
+    x = cast(inputs(80, routed=True, H=1, dk=16, dv=16), torch.float32)
     options: dict[str, Any] = {"cu_seqlens": edges}
     if operator == "dynamic":
         made = decisions(cast(x, torch.float64), {"capacity": 3, **options})
@@ -228,7 +241,7 @@ def test_nan_stays_in_its_packed_sequence(operator: str) -> None:
         bad[name][0, 50] = math.nan
     clean, found = (gradients(operator, y, backend="triton", **options) for y in (x, bad))
     for name, y in found.items():
-        assert y[:, :20].equal(clean[name][:, :20]) and y[:, 90:].equal(clean[name][:, 90:]), name
+        assert y[:, :20].equal(clean[name][:, :20]) and y[:, 60:].equal(clean[name][:, 60:]), name
         assert y[:, 50].isnan().any(), name
 
 
@@ -236,7 +249,7 @@ def test_nan_stays_in_its_packed_sequence(operator: str) -> None:
 
 
 def test_no_bit_changes_from_call_to_call() -> None:
-    x = cast(inputs(70, H=4, dk=16, dv=16, routed=True), torch.float32)
+    x = cast(inputs(66, H=2, dk=16, dv=16), torch.float32)
     one, other = (gradients("dynamic", x, backend="triton", capacity=4) for _ in range(2))
     assert all(y.equal(other[name]) for name, y in one.items())
 
