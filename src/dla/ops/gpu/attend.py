@@ -2,7 +2,6 @@
 imported for it before it runs.
 """
 
-import torch
 from torch import Tensor
 
 from dla.ops.decide.decided import Decided

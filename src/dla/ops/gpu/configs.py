@@ -39,7 +39,8 @@ TABLE: dict[str, Config] = {
     "span_matrices": {"warps": 4, "stages": 1, "BK": 64, "BV": 64},
     "running_keys": {"warps": 4, "stages": 1, "BK": 32},
     "routes": {"warps": 8, "stages": 1, "BK": 16, "BS": 32},
-    # gradients: BD numbers of a product's rows at a time, BI of those that meet a state, BO of those that come out of it
+    # gradients: BD numbers of a product's rows at a time, BI of those that meet a state, BO of what comes out. pieces:
+    # in how many a sum over a chunk's tokens is taken
     "query_gradients_single": {"warps": 8, "stages": 1, "pieces": 1, "BD": 32, "BK": 128, "BV": 32},
     "query_gradients_log_linear": {"warps": 8, "stages": 1, "pieces": 1, "BD": 32, "BK": 128, "BV": 32},
     "query_gradients_dynamic": {"warps": 8, "stages": 1, "pieces": 1, "BD": 32, "BK": 64, "BV": 32},

@@ -12,9 +12,9 @@ by that over tokens.
     running_back.py       dg, from sums that the others made
     routing_gradients.py  what routed reads add, which dg has no part in: decays do not enter their weights
 
-dq and dk of a key head are sums over its heads. A program adds up a few heads, and there are at most MOST_SUMS such sums
-to be added in turn, in all no larger than the values in float32: nothing is added atomically, so that no bit changes
-from call to call. With the soft gate all this is done for each of its two streams.
+dq and dk of a key head are sums over its heads. A program adds up a few heads, and there are at most MOST_SUMS such
+sums to be added in turn, in all no larger than the values in float32: nothing is added atomically, so that no bit
+changes from call to call. With the soft gate all this is done for each of its two streams.
 """
 
 from dataclasses import replace

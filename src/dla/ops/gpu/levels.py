@@ -29,7 +29,8 @@ def row_of_block(s, start, ahead, carried, C: tl.constexpr):
 
 @triton.jit(do_not_specialize=["carried", "levels", "width"])
 def fenwick(
-    lam, start, parts, part_count, weight, column, first, stop, sequence, offset, lead, lam_stride, width, carried, levels,
+    lam, start, parts, part_count, weight, column, first, stop, sequence, offset, lead,
+    lam_stride, width, carried, levels,
     H: tl.constexpr, C: tl.constexpr, BITS: tl.constexpr,
 ):  # fmt: skip
     """One program a chunk and head; start [N] int64 is what the sequences have seen before the call."""
@@ -71,7 +72,13 @@ def levels_of(lam: Tensor, start: Tensor, carried: int, levels: int, tiles: Tile
     (_, H, width), c = lam.shape, config("fenwick")
     plan = Plan.empty(tiles, H, 1, levels, columns)
     arguments: dict[str, Any] = {"lam": lam, "start": start, "parts": plan.parts, "part_count": plan.part_count}
-    arguments |= {"weight": plan.weight, "column": plan.column, "first": tiles.first, "stop": tiles.stop, "sequence": tiles.sequence}
+    arguments |= {
+        "weight": plan.weight,
+        "column": plan.column,
+        "first": tiles.first,
+        "stop": tiles.stop,
+        "sequence": tiles.sequence,
+    }
     arguments |= {"offset": tiles.offset, "lead": tiles.lead, "lam_stride": lam.stride(0), "width": width}
     arguments |= {"carried": carried, "levels": levels, "H": H, "C": CHUNK}
     arguments |= {"BITS": triton.next_power_of_2(max(levels, 2))}

@@ -195,7 +195,11 @@ def outputs_of(
         "G": states.G,
         "total": states.total,
     }
-    arguments |= {"death": death, "birth": birth, **{name: None if plan is None else getattr(plan, name) for name in names}}
+    arguments |= {
+        "death": death,
+        "birth": birth,
+        **{name: None if plan is None else getattr(plan, name) for name in names},
+    }
     arguments |= {name: getattr(tiles, name) for name in ("first", "stop", "sequence", "offset", "lead", "chunks")}
     arguments |= {f"{name}_stride": x.stride(0) for name, x in (("q", q), ("k", k), ("v", v))}
     arguments |= {"lam_stride": 0 if lam is None else lam.stride(0), "width": 0 if lam is None else lam.shape[2]}

@@ -5,10 +5,10 @@ With D the gradients of a chunk's outputs, P = Q K^T, A = D V^T, and S the diffe
     dQ = (A . decay . Lam) K + sum_i w_i . e^G . (D S_i^T)           what outputs.py does, with other names
     dw_i = sum over i's tokens of A . P . decay, + e^G . Q . D S_i^T     summed over the numbers of Q
 
-The heads of a key head are gone through in turns: a program adds EACH of them up, so that there are GROUP / EACH sums of
-dQ to be added, which are held at once. net [t] is for gradients of g (running_back.py): what t reads of the past, and of its
-own chunk less what that reads of t. Pairs inside of a chunk are added and taken off as the same numbers, so that they
-cancel to the last digit. With lam, weight_gradients.py has all that.
+The heads of a key head are gone through in turns: a program adds EACH of them up, so that there are GROUP / EACH sums
+of dQ to be added, which are held at once. net [t] is for gradients of g (running_back.py): what t reads of the past,
+and of its own chunk less what that reads of t. Pairs inside of a chunk are added and taken off as the same numbers, so
+that they cancel to the last digit. With lam, weight_gradients.py has all that.
 """
 
 from typing import Any
@@ -175,7 +175,7 @@ def query_gradients_of(x: Reading, d_o: Tensor, states: States) -> tuple[Tensor,
     """
     (tokens, H, dv), (_, key_heads, dk), c = x.v.shape, x.k.shape, config(f"query_gradients_{x.memory}", x.v.dtype)
     arguments: dict[str, Any] = common(x, states)
-    BK, each, K = tile(dk, c["BK"]), heads_each(x), arguments["K"]
+    BK, each = tile(dk, c["BK"]), heads_each(x)
     tiles, sums, device = triton.cdiv(dk, BK), triton.cdiv(H // key_heads, each), x.v.device
     d_q = torch.empty(sums, tokens, key_heads, dk, dtype=torch.float32, device=device)
     shape = (tiles, tokens, H) if x.memory == "single" and x.g is not None else (tiles, 0, H)
@@ -184,6 +184,18 @@ def query_gradients_of(x: Reading, d_o: Tensor, states: States) -> tuple[Tensor,
     if x.plan is not None:
         d_weight = torch.empty(tiles, *x.plan.weight.shape, dtype=torch.float32, device=device)
     arguments |= {"d_o": d_o, "d_q": d_q, "d_weight": d_weight, "net": net, "S": states.S, "tokens": tokens}
-    arguments |= {"count": x.tiles.count, "EACH": each, "BK": BK, "BV": tile(dv, c["BV"]), "BD": c["BD"], "PIECES": c["pieces"]}
-    launch(query_gradients, (x.tiles.count * tiles, key_heads * sums), used(query_gradients, arguments | arithmetic(x.v.dtype)), c)
+    arguments |= {
+        "count": x.tiles.count,
+        "EACH": each,
+        "BK": BK,
+        "BV": tile(dv, c["BV"]),
+        "BD": c["BD"],
+        "PIECES": c["pieces"],
+    }
+    launch(
+        query_gradients,
+        (x.tiles.count * tiles, key_heads * sums),
+        used(query_gradients, arguments | arithmetic(x.v.dtype)),
+        c,
+    )
     return d_q, d_weight, net

@@ -187,8 +187,14 @@ def common(reading: Reading, states: States | None) -> dict[str, Any]:
     for name in ("q", "k", "v"):
         arguments |= {name: getattr(reading, name), f"{name}_stride": getattr(reading, name).stride(0)}
     starts, lam = reading.starts, reading.weights
-    arguments |= {"death": None, "birth": None} if starts is None else {"death": starts.of_tokens, "birth": starts.birth}
-    arguments |= {"lam": lam, "lam_stride": 0 if lam is None else lam.stride(0), "width": 0 if lam is None else lam.shape[2]}
+    arguments |= (
+        {"death": None, "birth": None} if starts is None else {"death": starts.of_tokens, "birth": starts.birth}
+    )
+    arguments |= {
+        "lam": lam,
+        "lam_stride": 0 if lam is None else lam.stride(0),
+        "width": 0 if lam is None else lam.shape[2],
+    }
     arguments |= {"G": None if states is None else states.G, "total": None if states is None else states.total}
     arguments |= {"carried": 0 if reading.initial is None else reading.initial.shape[2]}
     arguments |= {"K": 0 if plan is None else plan.states, "scale": reading.scale, "RECENCY": reading.recency}

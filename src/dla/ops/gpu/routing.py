@@ -140,7 +140,7 @@ def spans_seen(
 
 @triton.jit
 def slots_seen(position, ends, found, own, t, begin, C: tl.constexpr, BS: tl.constexpr, PRECISION: tl.constexpr):
-    """The slots of spans at every t [C, BS], which are the starts alive then, counted up to each span's; how many live."""
+    """The slots of spans at every t [C, BS]: the starts alive then, counted up to each span's; and how many live."""
     alive_then = (own[None, :] > t[:, None]) & (t[None, :] <= t[:, None])
     live = tl.sum(alive_then.to(tl.int32), 1)
     slot = alive_upto(alive_then, t, begin, PRECISION) - 1

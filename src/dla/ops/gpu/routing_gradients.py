@@ -1,4 +1,4 @@
-"""Gradients by way of routed reads: of lam, the sharpness, queries, and keys in the sums of the states that queries see.
+"""Gradients by way of routed reads: of lam, the sharpness, queries, and keys in the sums of states that queries see.
 
 A weight w = lam exp(rho (cos - 1)), cos = q^ . c^, with the gradient d has
 
@@ -8,14 +8,14 @@ A weight w = lam exp(rho (cos - 1)), cos = q^ . c^, with the gradient d has
 The spans of a chunk are those of routing.py. c is the difference X_end - X_begin of sums of the keys before tokens, so
 dc goes to +X_end and -X_begin, and a key's gradient is the sum of dX over all that is behind it. Who adds what:
 
-    ``route_gradients``      a chunk of queries: dX at its own tokens, and at the starts before it that it meets ("met"),
-                             behind the last of which stands the chunk's first token
+    ``route_gradients``      a chunk of queries: dX at its own tokens, and at the starts before it that it meets
+                             ("met"), behind the last of which stands the chunk's first token
     ``met_gradients``        a chunk of keys: what the range of chunks that meet a start in it, or right behind it, have
                              for that start; it adds these to its own
     ``sums_from_end``        the running sum
 
-dX [x] of token x is that of the sum that x is the last in. A sum of no tokens of the call (what was carried in, and what
-is before the first token) has none.
+dX [x] of token x is that of the sum that x is the last in. A sum of no tokens of the call (what was carried in, and
+what is before the first token) has none.
 """
 
 from typing import Any
@@ -55,11 +55,11 @@ def route_gradients(
     C: tl.constexpr, BD: tl.constexpr, BK: tl.constexpr, BS: tl.constexpr, PRECISION: tl.constexpr,
     RECENCY: tl.constexpr, SPANS: tl.constexpr, PART: tl.constexpr,
 ):  # fmt: skip
-    """One program a chunk and BK numbers of its queries, EACH heads of a key head and, for the sums there, BS of the starts met.
+    """One program a chunk and BK numbers of its queries, EACH heads of a key head and, for sums there, BS starts met.
 
     d_made, d_slots [tokens, H, K]; d_rho [tokens, H]; d_q, d_own [shares, tokens, KEY_HEADS, DK]; d_met [chunks, H,
-    K + 1, DK]. PART says which of these are made: those of "queries" (d_slots, d_rho, d_q), of "own" or of "met" sums. It is
-    launched for one kind of spans after the other, and adds to what is there from the first on.
+    K + 1, DK]. PART says which of these are made: those of "queries" (d_slots, d_rho, d_q), of "own" or of "met" sums.
+    It is launched for one kind of spans after the other, and adds to what is there from the first on.
     """
     tiles: tl.constexpr = tl.cdiv(DK, BK)
     shares: tl.constexpr = tl.cdiv(GROUP, EACH)
@@ -204,7 +204,14 @@ def routing_gradients_of(problem: Problem, x: Reading, found: dict[str, Tensor])
     shared |= {name: getattr(tiles, name) for name in ("first", "stop", "sequence", "offset")}
     shared |= {"K": K, "tokens": tokens, "H": H, "KEY_HEADS": key_heads, "GROUP": H // key_heads, "EACH": each}
     shared |= {"DK": dk, "C": CHUNK, "PRECISION": arithmetic(x.v.dtype)["PRECISION"]}
-    arguments = {"q": x.q, "lam": lam, "rho": rho, "sums": x.sums.sums, "past": x.sums.past, "death": starts.of_tokens}
+    arguments: dict[str, Any] = {
+        "q": x.q,
+        "lam": lam,
+        "rho": rho,
+        "sums": x.sums.sums,
+        "past": x.sums.past,
+        "death": starts.of_tokens,
+    }
     arguments |= {"initial": starts.of_carried, "ends": starts.death, "d_made": found["lam"], "d_slots": d_slots}
     arguments |= {"d_rho": d_rho, "d_q": d_q, "q_stride": x.q.stride(0), "lam_stride": lam.stride(0)}
     arguments |= {"width": lam.shape[2], "carried": starts.carried, "RECENCY": recency}
@@ -220,7 +227,11 @@ def routing_gradients_of(problem: Problem, x: Reading, found: dict[str, Tensor])
     sizes = {"until": last_meeting_beside(starts, tiles), "made": made, "BK": BK, "BS": c["BS"]}
     launch(met_gradients, (tiles.count * triton.cdiv(dk, BK), key_heads * shares), shared | sizes, c)
     keys = from_end(made.sum(0).flatten(1).contiguous(), tiles).view(tokens, key_heads, dk)
-    by_column = of_columns(d_slots, layout.flat(problem.lam).shape[2], living(starts.of_tokens, starts.of_carried, layout) if recency else None)
+    by_column = of_columns(
+        d_slots,
+        layout.flat(problem.lam).shape[2],
+        living(starts.of_tokens, starts.of_carried, layout) if recency else None,
+    )
     return found | {"q": found["q"] + d_q.sum(0), "k": found["k"] + keys, "route": d_rho, "lam": by_column}
 
 

@@ -2,8 +2,10 @@
 
 Gradients of g are such sums: what token s gives to query t has the factor exp(g of s + 1 .. t) once, so that it adds to
 the gradients of these g. With all that t reads added at t, and all that is read of s taken off at s, the sum from u on
-has just the pairs s < u <= t. Where ``crossing`` says what the pairs on both sides of a chunk's end come to, a chunk begins
-with that: the rounding of what is behind it then stays there. And gradients of keys are, where it is sums of keys before tokens that are used.
+has just the pairs s < u <= t. Where ``crossing`` says what the pairs on both sides of a chunk's end come to, a chunk
+begins with that: the rounding of what is behind it then stays there.
+
+Gradients of keys are such sums too, where it is sums of the keys before tokens that are used (routing_gradients.py).
 """
 
 from typing import Any

@@ -37,7 +37,8 @@ def row_of(position, carried, C: tl.constexpr):
 
 @triton.jit(do_not_specialize=["carried", "K", "width"])
 def slots(
-    lam, death, birth, living, position, ends, count, parts, part_count, weight, column, slot_before, first, stop, sequence, offset, chunks,
+    lam, death, birth, living, position, ends, count, parts, part_count, weight, column, slot_before,
+    first, stop, sequence, offset, chunks,
     lam_stride, width, carried, K,
     H: tl.constexpr, C: tl.constexpr, BS: tl.constexpr, RECENCY: tl.constexpr,
 ):  # fmt: skip
@@ -118,7 +119,13 @@ def slots_of(
         "ends": starts.death,
     }
     arguments |= {"count": starts.count, "parts": plan.parts, "part_count": plan.part_count, "weight": plan.weight}
-    arguments |= {"column": plan.column, "slot_before": slot_before, "first": tiles.first, "stop": tiles.stop, "sequence": tiles.sequence}
+    arguments |= {
+        "column": plan.column,
+        "slot_before": slot_before,
+        "first": tiles.first,
+        "stop": tiles.stop,
+        "sequence": tiles.sequence,
+    }
     arguments |= {"offset": tiles.offset, "chunks": tiles.chunks, "lam_stride": lam.stride(0), "width": width}
     arguments |= {"carried": starts.carried, "K": K, "H": H, "C": CHUNK, "BS": c["BS"], "RECENCY": recency}
     launch(slots, (tiles.count, H), arguments, c)

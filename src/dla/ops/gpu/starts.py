@@ -114,7 +114,9 @@ def starts_of(
         time, until = torch.cat([time, tiles.offset.diff()]), torch.cat([until, tiles.chunks[1:]])
     views = len(sequence)
     position, deaths = (torch.empty(views, H, K, dtype=torch.int32, device=device) for _ in range(2))
-    made = Starts(position, deaths, torch.empty(views, H, dtype=torch.int32, device=device), death, initial, latest, birth)
+    made = Starts(
+        position, deaths, torch.empty(views, H, dtype=torch.int32, device=device), death, initial, latest, birth
+    )
     c = config("starts_alive")
     arguments = {"death": death, "initial_death": initial, "latest": latest}
     arguments |= {"position": made.position, "ends": made.death, "count": made.count}

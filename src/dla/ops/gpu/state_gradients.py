@@ -9,7 +9,8 @@ are rounded alike at both ends, so that what they say about tokens before both c
                                     the row's in lower bits: ``row_gradients``, the earliest rows, which may have the
                                     longest ranges, first; no other program writes to a row
 
-    row            0   1   2   3   4   5   6   7   8         read by chunks, of levels: 1 | 2 3 | 3 | 4 5 6 7 | 5 | 6 7 | ..
+    rows of levels               1     2     3     4           5     6     7
+    are read by chunks           1     2 3   3     4 5 6 7     5     6 7   7
 
 ``state_gradients`` then goes from the last chunk to the first, with dS <- e^g dS + the row's own. Of one state it also
 leaves <S, dS> behind every chunk: all that is read behind it of what is before, which the sums for gradients of g then
@@ -78,11 +79,13 @@ def row_gradients(
                     lasting = tl.exp(per_head(G + h, H, token, inside, 0.0, C))
                     left = fade(total + h, H, base + carried + c - before, base + here)
                 if ended >= 0:
-                    d += left * outer(q, q_stride, d_o, H * DV, token, inside, row, column,
-                                      tl.load(weight_c + ended * C) * lasting, DK, DV, C, FACTOR, PRECISION)  # fmt: skip
+                    by = tl.load(weight_c + ended * C) * lasting
+                    d += left * outer(q, q_stride, d_o, H * DV, token, inside, row, column, by, DK, DV, C, FACTOR,
+                                      PRECISION)  # fmt: skip
                 if begun >= 0:
-                    d -= left * outer(q, q_stride, d_o, H * DV, token, inside, row, column,
-                                      tl.load(weight_c + begun * C) * lasting, DK, DV, C, FACTOR, PRECISION)  # fmt: skip
+                    by = tl.load(weight_c + begun * C) * lasting
+                    d -= left * outer(q, q_stride, d_o, H * DV, token, inside, row, column, by, DK, DV, C, FACTOR,
+                                      PRECISION)  # fmt: skip
         put_matrix(dS, (base + here).to(tl.int64) * H + h, row, column, DK, DV, d)
 
 
@@ -119,7 +122,9 @@ def state_gradients(
             state = tl.load(part_c, mask=newest >= 0, other=0)
             there = newest >= 0
             there = there & (tl.load(part_c + 2, mask=there, other=0) < tl.load(part_c + 3, mask=there, other=0))
-            by = tl.load(weight + ((c * H + h).to(tl.int64) * K + state) * C + step, mask=there & (step >= 0), other=0.0)
+            by = tl.load(
+                weight + ((c * H + h).to(tl.int64) * K + state) * C + step, mask=there & (step >= 0), other=0.0
+            )
         if G is not None:
             G_ = per_head(G + h, H, token, inside, 0.0, C)
             by = by * tl.exp(G_)
@@ -136,11 +141,11 @@ def last_meeting(starts: Starts, tiles: Tiles) -> Tensor:
     chunk = torch.arange(tiles.count, dtype=torch.int32, device=starts.latest.device)[:, None]
     begin, end = (tiles.chunks[tiles.sequence + i][:, None] for i in (0, 1))
     alive = torch.where(starts.latest > 0, (starts.latest - 1) // CHUNK + 1, 0)  # chunks of the sequence
-    return (begin + alive.minimum(end - begin)).maximum(chunk + 1)  # type: ignore[no-any-return]
+    return (begin + alive.minimum(end - begin)).maximum(chunk + 1)
 
 
 def readers(x: Reading) -> tuple[Tensor, Tensor]:
-    """Behind the last chunk that reads a chunk's tokens as tokens, and behind the last one that reads the row before it.
+    """Behind the last chunk that reads a chunk's tokens as tokens, and behind the last that reads the row before it.
 
     Both [chunks, H] int32.
     """

@@ -35,7 +35,7 @@ class Streams:
     @classmethod
     def of(cls, death: Tensor, boundary: Tensor, layout: Layout) -> "Streams":
         """death [tokens, H] int32 in the sequences' own times, boundary [tokens, H] bool."""
-        tokens, H = death.shape
+        tokens = len(death)
         time, end = _places(layout, death)
         first = time == 0
 
@@ -51,8 +51,12 @@ class Streams:
         divides &= following < end
         opens = following.clamp_max(max(tokens - 1, 0))
         waits = torch.where(divides, death.gather(0, opens), -1), time + (opens - token).int()
-        return cls(tuple(x.int().contiguous() for x in stays), tuple(x.int().contiguous() for x in waits),
-                   living(death, None, layout))  # type: ignore[arg-type] # fmt: skip
+        return cls(both(*stays), both(*waits), living(death, None, layout))
+
+
+def both(death: Tensor, birth: Tensor) -> tuple[Tensor, Tensor]:
+    """As kernels take them."""
+    return death.int().contiguous(), birth.int().contiguous()
 
 
 def living(death: Tensor, initial: Tensor | None, layout: Layout) -> Tensor:
@@ -65,7 +69,7 @@ def living(death: Tensor, initial: Tensor | None, layout: Layout) -> Tensor:
     change = (death >= 0).int()
     ends = (death >= 0) & (death < end - (token - time))
     change.scatter_add_(0, torch.where(ends, death + (token - time), 0), -ends.int())
-    live = 0
+    live: Tensor | int = 0
     if initial is not None:
         ends = (initial >= 0) & (initial < length)
         at = torch.where(ends, initial + offset, 0).transpose(1, 2).flatten(0, 1)

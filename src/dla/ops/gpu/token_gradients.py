@@ -6,11 +6,10 @@ With D the gradients of outputs, and dS that of the row behind the token's chunk
     dK = sum of (D V^T . decay . Lam)^T Q  over them,                                         + left . V dS^T
 
 which is the same with other names. The chunks that read a chunk's tokens are itself and a range behind it, to the last
-one in which a start inside of it lives; early chunks, whose starts may live longest, come first. dK is added up over the
-heads of a key head as dQ is (query_gradients.py). reads [x] is v . dv of the chunks behind: what is read of x there.
+one in which a start inside of it lives; early chunks, whose starts may live longest, come first. dK is added up over
+the heads of a key head as dQ is (query_gradients.py). reads [x] is v . dv of the chunks behind: what is read of x
+there.
 """
-
-from typing import Any
 
 import torch
 import triton
@@ -106,12 +105,13 @@ def token_gradients(
                         A = A * (lasting * fade(total + h, H, base + carried + c - before, base + here + 1))[:, None]
                         A = A * left[None, :]
                     length = tl.load(stop + c) - token_c
-                    d += sums_of_rows(tl.trans(A), z, z_stride, token_c, length, onto, outer, C, PIECES, FACTOR, PRECISION)
+                    d += sums_of_rows(
+                        tl.trans(A), z, z_stride, token_c, length, onto, outer, C, PIECES, FACTOR, PRECISION
+                    )
         at = (token.to(tl.int64) + step) * H + h
-        if G is not None:
-            if not KEYS:
-                v_ = rows(v + h * DV, v_stride, token, inside, onto, DV, C).to(tl.float32)
-                tl.store(reads + number.to(tl.int64) * tokens * H + at, tl.sum(v_ * d, 1) * scale, mask=inside)
+        if (G is not None) and (not KEYS):
+            v_ = rows(v + h * DV, v_stride, token, inside, onto, DV, C).to(tl.float32)
+            tl.store(reads + number.to(tl.int64) * tokens * H + at, tl.sum(v_ * d, 1) * scale, mask=inside)
         A = gram(x, x_stride, token, inside, y, y_stride, token, inside, inner, C, BD, PRECISION)
         if G is not None:
             A = A * own_decays(G_, seen)
@@ -144,7 +144,14 @@ def token_gradients_of(
     made = torch.empty(shape, dtype=torch.float32, device=device)
     reads = None if keys else torch.empty(tiles, 0 if x.g is None else tokens, H, dtype=torch.float32, device=device)
     arguments |= {"d_o": d_o, "dS": dS, "made": made, "reads": reads, "until": until, "tokens": tokens, "KEYS": keys}
-    arguments |= {"EACH": each, "BD": c["BD"], "BI": tile(inner, c["BI"]), "BO": BO, "BP": c["BP"], "PIECES": c["pieces"]}
+    arguments |= {
+        "EACH": each,
+        "BD": c["BD"],
+        "BI": tile(inner, c["BI"]),
+        "BO": BO,
+        "BP": c["BP"],
+        "PIECES": c["pieces"],
+    }
     arguments |= arithmetic(x.v.dtype)
     launch(token_gradients, (x.tiles.count * tiles, key_heads * sums), used(token_gradients, arguments), c)
     return made, reads

@@ -4,8 +4,6 @@ Every state and every own token of a chunk has at each query t one column of lam
 sum over those that have it. net [t] is for gradients of g, as query_gradients.py has it of one state.
 """
 
-from typing import Any
-
 import torch
 import triton
 import triton.language as tl
@@ -41,7 +39,9 @@ def weight_gradients(
         A = A * own_decays(per_head(G + h, H, token, inside, 0.0, C), seen)
     column = own_columns(death, birth, slot_before, token, inside, time, h, width, H, C, MEMORY, RECENCY)
     if G is not None:
-        pairs = tl.where(step[None, :] < step[:, None], A * own_weights(lam, lam_stride, column, seen, token, h, width, C), 0.0)
+        pairs = tl.where(
+            step[None, :] < step[:, None], A * own_weights(lam, lam_stride, column, seen, token, h, width, C), 0.0
+        )
         reads = tl.sum(pairs, 1) - tl.sum(pairs, 0)
     mine = number * BW + tl.arange(0, BW)
     d = tl.zeros([C, BW], tl.float32)

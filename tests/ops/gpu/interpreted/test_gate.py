@@ -128,7 +128,9 @@ def test_halves(dtype: torch.dtype) -> None:
         exact = gradients("dynamic", x, backend="reference", **options, **more)
         found = gradients("dynamic", half, backend="triton", **options, **more)
         size = {name: y.square().mean().sqrt() for name, y in exact.items()}
-        errors.append({name: (found[name].double() - y).square().mean().sqrt() / size[name] for name, y in exact.items()})
+        errors.append(
+            {name: (found[name].double() - y).square().mean().sqrt() / size[name] for name, y in exact.items()}
+        )
     for name, error in errors[1].items():
         assert error <= 2 * errors[0][name] + 1e-3, (name, error, errors[0][name])
 
