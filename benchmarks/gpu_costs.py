@@ -9,7 +9,7 @@ and its time is the largest of what arithmetic, memory and waiting take, at a sh
 import argparse
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from dla.ops.gpu.shapes import PAPER, Shape
@@ -20,7 +20,9 @@ TENSOR, ALU, HBM, L2 = 0.5, 0.5, 0.8, 0.6  # shares of the data sheet that a ker
 LAUNCH = 3e-6  # seconds from one kernel of a stream to the next
 WAIT = 1500  # cycles of a step over chunks beside its products: loads, reductions, barriers
 EXCHANGE = 3000  # cycles for programs to tell each other 64 numbers through L2
-MERGE = 180  # cycles of a step over boundaries, one warp: two reductions, a shift, a store
+MERGE = 237  # cycles of a step over boundaries: benchmarks/gpu_issue.py, from the machine code
+ENTRY, LINE, MISS = 12, 128, 250  # bytes of a boundary in its list, and of a line that L2 sends in so many cycles
+TAIL = 16  # tokens of a chunk's end: where its last state has no more, they alone are multiplied
 
 
 @dataclass(frozen=True)
@@ -58,7 +60,7 @@ DYNAMIC = (
 )
 
 
-DECIDING = 5  # of the dynamic memory's stages, the first ones
+DECIDING = 4  # of the dynamic memory's stages, the first ones
 
 
 @dataclass(frozen=True)
@@ -135,41 +137,45 @@ class Layer:
         return -(-self.shape.dv // 64)
 
 
-def candidates(layer: Layer, stage: str = "candidates") -> Work:
-    """Two Gram products a chunk and head, and suffix sums as a product; with delta steps an inverse too."""
-    s, squares = layer.shape, CHUNK * CHUNK
-    cubes = 10 if s.beta else 1  # the inverse by doubling is six
+def candidates(layer: Layer) -> Work:
+    """Two Gram products a chunk and head, and squares as a product; with delta steps an inverse too."""
+    cubes = 10 if layer.shape.beta else 1  # the inverse by doubling is six
+    tf32 = layer.tiles * 3 * cubes * product(CHUNK, CHUNK, CHUNK)
+    return replace(settle(layer), stage="candidates", tf32=tf32)
+
+
+def settle(layer: Layer) -> Work:
+    """The Gram products again, of which every token takes one column."""
+    s = layer.shape
     return Work(
-        stage,
+        "settle",
         half=layer.tiles * (product(CHUNK, s.dk, CHUNK) + product(CHUNK, s.dv, CHUNK)),
-        tf32=layer.tiles * 3 * cubes * product(CHUNK, CHUNK, CHUNK),
-        single=layer.tiles * 30 * squares,
+        single=layer.tiles * 40 * CHUNK * CHUNK,
         hbm=layer.input_bytes,
         l2=layer.tiles * (layer.token_bytes + 4 * 4 * CHUNK),
         programs=layer.tiles,
     )
 
 
-def reach(layer: Layer) -> Work:
-    """Where the orbit of every candidate leaves its chunk: six doublings of 64 pointers."""
-    rounds = layer.tiles / (GPUS[0].sms * 16)  # programs one after the other on an SM that holds sixteen
-    return Work("reach", l2=layer.tiles * 6 * 4 * CHUNK, programs=layer.tiles, steps=6 * rounds, cycles=100)
+def carry(layer: Layer, content: Content) -> Work:
+    """The state that crosses chunks: K S to score the tokens before the first hit, then K^T V to take them in.
 
-
-def carry(layer: Layer) -> Work:
-    """The state that crosses chunks: K S to score the tokens before the first hit, then K^T V to take them in."""
-    s = layer.shape
-    each = product(CHUNK, s.dk, s.dv) + product(s.dk, CHUNK, s.dv)
+    Each in three parts of bfloat16. Of chunks whose last state is short, the second product is a part.
+    """
+    s, ends = layer.shape, 1 - (1 - content.rate) ** TAIL
+    takes_in = (1 - ends) * CHUNK + ends * TAIL
+    each = product(CHUNK, s.dk, s.dv) + product(s.dk, CHUNK if s.beta else takes_in, s.dv)
     each += product(CHUNK, CHUNK, s.dv) if s.beta else 0
     wait = WAIT + (EXCHANGE if layer.columns > 1 else 0)
-    return Work("carry", tf32=layer.tiles * 3 * each, hbm=layer.input_bytes, l2=layer.tiles * layer.token_bytes,
+    return Work("carry", half=layer.tiles * 3 * each, hbm=layer.input_bytes, l2=layer.tiles * layer.token_bytes,
                 programs=s.heads * layer.columns, steps=layer.chunks, cycles=wait)  # fmt: skip
 
 
 def merges(layer: Layer, content: Content) -> Work:
     """One warp a head, a step a boundary."""
     s = layer.shape
-    return Work("merges", hbm=s.length * s.heads * 12, steps=content.rate * s.length, cycles=MERGE, programs=s.heads)
+    return Work("merges", hbm=s.length * s.heads * ENTRY, steps=content.rate * s.length,
+                cycles=MERGE + MISS * ENTRY / LINE, programs=s.heads)  # fmt: skip
 
 
 def states(layer: Layer, held: float = 1) -> Work:
@@ -177,7 +183,9 @@ def states(layer: Layer, held: float = 1) -> Work:
     s = layer.shape
     each = product(s.dk, CHUNK, s.dv)
     each += 2 * held * product(CHUNK, s.dk, s.dv) if s.beta else 0
-    return Work("states", tf32=layer.tiles * 3 * each, hbm=layer.tiles * 4 * layer.matrix * held + layer.input_bytes,
+    kind = "tf32" if s.beta else "half"
+    return Work("states", **{kind: layer.tiles * each * (3 if s.beta else 1)}, launches=2,  # decays are summed first
+                hbm=layer.tiles * 4 * layer.matrix * held + layer.input_bytes,
                 programs=s.heads * layer.columns * max(1, s.dk // 64), steps=layer.chunks, cycles=WAIT / 2)  # fmt: skip
 
 
@@ -185,7 +193,7 @@ def plan(layer: Layer, content: Content) -> Work:
     """Who is read how, for every chunk: integers."""
     entries = 2 * (content.runs + content.tiles)
     return Work("plan", hbm=layer.shape.length * layer.shape.heads * 8, l2=layer.tiles * (entries + CHUNK) * 8,
-                launches=2, single=layer.tiles * CHUNK * 64, programs=layer.tiles)  # fmt: skip
+                launches=3, single=layer.tiles * CHUNK * 64, programs=layer.tiles)  # fmt: skip
 
 
 def outputs(layer: Layer, runs: float, tiles: float) -> Work:
@@ -195,8 +203,7 @@ def outputs(layer: Layer, runs: float, tiles: float) -> Work:
     both = 2 if runs > 1 else 1
     return Work(
         "outputs",
-        half=layer.tiles * tokens,
-        tf32=layer.tiles * runs * product(CHUNK, s.dk, s.dv),
+        half=layer.tiles * (tokens + runs * product(CHUNK, s.dk, s.dv)),
         single=layer.tiles * ((1 + tiles) * 10 * CHUNK * CHUNK + runs * both * layer.matrix),
         hbm=layer.tiles * 4 * layer.matrix + layer.input_bytes * 2,
         l2=layer.tiles * (runs * both * 4 * layer.matrix + (1 + tiles) * layer.token_bytes),
@@ -209,7 +216,7 @@ def routing(layer: Layer, content: Content) -> Work:
     s = layer.shape
     live = min(s.capacity + content.rate * CHUNK, s.capacity + CHUNK)
     return Work("routing", tf32=layer.tiles * 3 * product(CHUNK, s.dk, live), l2=layer.tiles * live * 2 * 4 * s.dk,
-                hbm=s.length * s.heads * 4 * live / CHUNK, launches=2, programs=layer.tiles)  # fmt: skip
+                hbm=s.length * s.heads * 4 * live / CHUNK, launches=4, programs=layer.tiles)  # fmt: skip
 
 
 def prefill(shape: Shape) -> Iterator[tuple[str, list[Work]]]:
@@ -218,7 +225,7 @@ def prefill(shape: Shape) -> Iterator[tuple[str, list[Work]]]:
     yield "single", [states(layer), outputs(layer, 1, 0)]
     yield "log_linear", [states(layer), outputs(layer, layer.chunks.bit_length() / 2, 0)]
     for content in DYNAMIC:
-        deciding = [candidates(layer), reach(layer), carry(layer), candidates(layer, "settle"), merges(layer, content)]
+        deciding = [candidates(layer), carry(layer, content), settle(layer), merges(layer, content)]
         held = content.runs if shape.beta else 1
         reading = [states(layer, held), plan(layer, content), outputs(layer, content.runs, content.tiles)]
         yield f"dynamic, {content.name}", [*deciding, *reading, routing(layer, content)]

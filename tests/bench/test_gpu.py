@@ -17,6 +17,7 @@ from dla.ops.gpu import configs
 from dla.ops.gpu.launch import launch
 from dla.ops.gpu.shapes import PAPER
 
+STEP_ONE = {**configs.TABLE["step_one"], "name": "step_one"}
 SMALL = Sizes(batch=2, length=30, heads=2, prompt=8)
 
 
@@ -117,7 +118,7 @@ def test_what_is_timed(monkeypatch: pytest.MonkeyPatch) -> None:
         *("dynamic: prefill", "dynamic: decide", "dynamic: attend", "dynamic: decode", "sdpa"),
     ]
     assert all(row["ms"] > 0 for row in rows)
-    assert rows[1]["by"].startswith("decode: ") and rows[4]["by"].startswith("attend: ")
+    assert rows[1]["by"].startswith("decode: ") and rows[4]["by"].startswith("decide: ")
     failed = gpu_timing.timed("broken", lambda: 1 / 0, 1)
     assert failed["ms"] is None and "division by zero" in failed["by"]
 
@@ -162,8 +163,8 @@ def test_the_fastest_choice_is_found() -> None:
     empty = torch.empty(0, device="meta")
 
     def call() -> None:
-        launch(fake_kernel("step_states"), (1,), {"x": empty})
-        launch(fake_kernel("step_one"), (1,), {"x": empty})
+        launch(fake_kernel("step_states"), (1,), {"x": empty}, configs.config("step_states"))
+        launch(fake_kernel("step_one"), (1,), {"x": empty}, configs.config("step_one"))
 
     def measure(each: Any) -> float:
         each()
@@ -184,9 +185,9 @@ def test_choices_are_kept_by_device(cached: Path, monkeypatch: pytest.MonkeyPatc
     gpu.keep("other", {})
     assert set(json.loads(cached.read_text())) == {"one", "other"}
     monkeypatch.setattr(configs, "device_name", lambda: "one")
-    assert configs.config("step_one") == {**configs.TABLE["step_one"], "BV": 8}
+    assert configs.config("step_one") == {**STEP_ONE, "BV": 8}
     monkeypatch.setattr(configs, "device_name", lambda: "other")
-    assert configs.config("step_one") == configs.TABLE["step_one"]
+    assert configs.config("step_one") == STEP_ONE
     with configs.using("step_one", {"BV": 32}):
         assert configs.config("step_one")["BV"] == 32
 
@@ -198,7 +199,7 @@ def test_damaged_choices_count_for_nothing(cached: Path, text: str, monkeypatch:
     cached.parent.mkdir(parents=True)
     cached.write_text(text)
     monkeypatch.setattr(configs, "device_name", lambda: "one")
-    assert configs.config("step_one") == configs.TABLE["step_one"]
+    assert configs.config("step_one") == STEP_ONE
 
 
 # --- the whole -------------------------------------------------------------------------------------------------------

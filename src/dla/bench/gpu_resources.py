@@ -2,10 +2,12 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from itertools import product
 from pathlib import Path
 
 from dla.bench.common import Figures, say
 from dla.ops.gpu.compile import Resources, resources
+from dla.ops.gpu.configs import compiling_for
 from dla.ops.gpu.launch import Launch
 from dla.ops.gpu.shapes import PAPER, Launched, Shape, launched
 
@@ -65,13 +67,14 @@ def compiled(
 ) -> Iterator[Compiled]:
     """Everything that the shapes launch, each kernel as often as it is compiled differently."""
     seen = set()
-    for shape in shapes:
-        for each in launched(shape):
-            for architecture in architectures:
-                takes = compile_one(each.launch, architecture, folder)
-                key = each.shape, each.stage, each.launch.kernel.__name__, each.launch.grid, architecture
-                if (*key, takes) in seen:
-                    continue
-                seen.add((*key, takes))
-                say(f"{each.shape}: {each.launch.kernel.__name__} compiled for sm_{architecture}")
-                yield Compiled(each, architecture, takes)
+    for shape, architecture in product(shapes, architectures):
+        with compiling_for(architecture):
+            every = list(launched(shape))
+        for each in every:
+            takes = compile_one(each.launch, architecture, folder)
+            key = each.shape, each.stage, each.launch.kernel.__name__, each.launch.grid, architecture
+            if (*key, takes) in seen:
+                continue
+            seen.add((*key, takes))
+            say(f"{each.shape}: {each.launch.kernel.__name__} compiled for sm_{architecture}")
+            yield Compiled(each, architecture, takes)

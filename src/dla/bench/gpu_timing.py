@@ -136,7 +136,7 @@ def tuned(calls: Mapping[str, Call], measure: Callable[[Call], float]) -> dict[s
     for call in calls.values():
         with launches() as seen:
             call()
-        for name in dict.fromkeys(each.kernel.__name__ for each in seen):
+        for name in dict.fromkeys(each.name for each in seen):
             users.setdefault(name, []).append(call)
     found: dict[str, Config] = {}
     for kernel in users.keys() & TRIED.keys():

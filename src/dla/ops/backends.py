@@ -1,9 +1,11 @@
 """Who runs what, and why not somebody faster: stages x implementations.
 
 ``backend=`` names who attends and decodes, and raises with the reason where they cannot. Decisions are made by the
-fastest that can; only the reference decides for itself. ``segment``, which does nothing else, asks the named one first.
+fastest that can; only the reference and Triton decide for themselves. ``segment``, which does nothing else, asks the
+named one first. A Triton kernel that does not compile is told of once, and who comes next runs.
 """
 
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
@@ -23,6 +25,10 @@ from dla.ops.cpu import decode as cpu_decode
 from dla.ops.cpu import scan as compiled_scan
 from dla.ops.decide import scan as torch_scan
 from dla.ops.decide.decided import Decided
+from dla.ops.gpu import attend as gpu_attend
+from dla.ops.gpu import decide as gpu_decide
+from dla.ops.gpu import decode as gpu_decode
+from dla.ops.gpu import runtime as gpu
 from dla.ops.problem import Problem, likeness
 from dla.ops.reference import batch as reference
 from dla.ops.state import State
@@ -40,6 +46,7 @@ class Implementation:
     missing: Callable[[], str | None] = lambda: None  # why it cannot run on this machine
     unable: Callable[[Problem], str | None] = lambda problem: None  # why it cannot run this problem
     kind: str = ""  # where a backend has several
+    interprets: bool = False  # tensors on the CPU, for those who name it: nobody waits for that without wanting to
 
     @property
     def label(self) -> str:
@@ -49,27 +56,29 @@ class Implementation:
         return self.missing() or self.unable(problem)
 
 
-def _not_written(backend: str) -> Implementation:
-    return Implementation(backend, _not_written, lambda: "this version has no such kernels yet")
+def _triton(stage: Any) -> Implementation:
+    """The row of a stage's module in ops/gpu."""
+    run = getattr(stage, stage.__name__.rpartition(".")[2])
+    return Implementation("triton", run, gpu.missing, stage.unable, interprets=True)
 
 
 # fastest first
 TABLE: dict[Stage, tuple[Implementation, ...]] = {
     "decide": (
-        _not_written("triton"),
+        _triton(gpu_decide),
         Implementation("cpu", cpu_decide.decide, library.missing, cpu_decide.unable, "by chunks"),
         Implementation("cpu", compiled_scan.decide, library.missing, kind="token by token"),
         Implementation("chunked", torch_scan.decide),
         Implementation("reference", reference.decide),
     ),
     "attend": (
-        _not_written("triton"),
+        _triton(gpu_attend),
         Implementation("cpu", cpu_attend.attend, library.missing, binding.unable),
         Implementation("chunked", chunked.attend),
         Implementation("reference", reference.attend),
     ),
     "decode": (
-        _not_written("triton"),
+        _triton(gpu_decode),
         Implementation("cpu", cpu_decode.decode, library.missing, cpu_decode.unable),
         Implementation("chunked", torch_decode.decode),
         Implementation("reference", reference.decode),
@@ -87,6 +96,7 @@ class Ran:
     passed_over: dict[str, str] = field(default_factory=dict)
 
 
+_failed: dict[tuple[object, ...], str] = {}  # by stage, implementation and kind of problem: what does not compile
 _ran: ContextVar[list[Ran] | None] = ContextVar("dla_ran", default=None)
 
 
@@ -120,12 +130,15 @@ def run(problem: Problem, backend: Backend) -> tuple[Tensor, State | None]:
     check_choice("backend", backend, BACKENDS)
     with _no_autocast(problem.device.type):
         if problem.decodes:
-            return _choose("decode", problem, backend)(problem)
+            decoded: tuple[Tensor, State] = _run("decode", problem, backend)
+            return decoded
         decided = None
-        attend = _choose("attend", problem, backend)
         if problem.memory == "dynamic":
-            decided = decide(problem, "reference" if backend == "reference" else "auto")
-        return attend(problem, decided)
+            if backend != "auto":
+                _choose("attend", problem, backend)  # who cannot is told so before anything is decided
+            decided = decide(problem, backend if backend in ("reference", "triton") else "auto")
+        attended: tuple[Tensor, State | None] = _run("attend", problem, backend, decided)
+        return attended
 
 
 def decode_again(state: Any, operands: Sequence[Tensor | None], options: tuple[object, ...]) -> Tensor | None:
@@ -143,7 +156,8 @@ def decide(problem: Problem, backend: Backend) -> Decided:
     if problem.given is not None and not problem.soft:
         return Decided(problem.given)
     with _no_autocast(problem.device.type):
-        return _choose("decide", problem, backend)(problem)
+        decided: Decided = _run("decide", problem, backend)
+        return decided
 
 
 def _no_autocast(device: str) -> AbstractContextManager[Any]:
@@ -151,20 +165,44 @@ def _no_autocast(device: str) -> AbstractContextManager[Any]:
     return torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else NOTHING
 
 
-def _choose(stage: Stage, problem: Problem, backend: Backend) -> Callable[..., Any]:
-    """The first implementation that can run, of the named backend alone unless decisions are to be made."""
+def _run(stage: Stage, problem: Problem, backend: Backend, *decided: Decided | None) -> Any:
+    """By the first that can; who comes next, if a kernel does not compile."""
+    while True:
+        row, passed_over = _choose(stage, problem, backend)
+        try:
+            made = row.run(problem, *decided)
+        except gpu.CannotCompileError as error:
+            reason = f"its kernel {error}"
+            _failed[stage, row.label, gpu.kind(problem)] = reason
+            warnings.warn(f"{row.label} cannot {stage} here, another backend does: {reason}", RuntimeWarning, 2)
+            continue
+        if (ran := _ran.get()) is not None:
+            ran.append(Ran(stage, row.backend, row.kind, passed_over))
+        return made
+
+
+def _choose(stage: Stage, problem: Problem, backend: Backend) -> tuple[Implementation, dict[str, str]]:
+    """The first that can run, of the named backend alone unless decisions are to be made; and why no other."""
     rows = TABLE[stage]
     if backend != "auto":
         named = [row for row in rows if row.backend == backend]
         rows = (*named, *(row for row in rows if row.backend != backend)) if stage == "decide" else tuple(named)
     passed_over: dict[str, str] = {}
     for row in rows:
-        reason = row.why_not(problem)
+        if row.interprets and row.backend != backend and problem.device.type == "cpu":
+            reason: str | None = "the tensors are on the CPU"
+        else:
+            reason = _why_not(stage, row, problem)
         if reason is None:
-            if (ran := _ran.get()) is not None:
-                ran.append(Ran(stage, row.backend, row.kind, passed_over))
-            return row.run
+            return row, passed_over
         passed_over[row.label] = reason
-    able = dict.fromkeys(row.backend for row in TABLE[stage] if row.why_not(problem) is None)
+    able = dict.fromkeys(row.backend for row in TABLE[stage] if _why_not(stage, row, problem) is None)
     reasons = "; ".join(passed_over.values())
     raise ValueError(f"backend={backend!r} cannot {stage} this: {reasons}. Backends that can: {', '.join(able)}")
+
+
+def _why_not(stage: Stage, row: Implementation, problem: Problem) -> str | None:
+    reason = row.why_not(problem)
+    if reason is None and _failed:
+        reason = _failed.get((stage, row.label, gpu.kind(problem)))
+    return reason

@@ -39,13 +39,9 @@ TYPES = {
     torch.bool: "u1",
 }
 ALIGNED = 16  # bytes of pointers, and what integers are divided by
-REGISTERS, WARP, MOST_WARPS, MOST_PROGRAMS = (
-    65536,
-    32,
-    64,
-    32,
-)  # of a multiprocessor, from sm_80 on
-SHARED = {80: 164, 86: 100, 89: 100, 90: 228}  # KB of a multiprocessor, by architecture
+REGISTERS, WARP, MOST_WARPS, MOST_PROGRAMS = 65536, 32, 64, 32  # of a multiprocessor, from sm_80 on
+SHARED = {80: 164, 86: 100, 89: 100, 90: 228, 100: 228, 120: 100}  # KB of a multiprocessor, by architecture
+TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
 RESERVED = 1024  # bytes of shared memory that the system takes of every program
 
 
@@ -106,12 +102,18 @@ def resources(launch: Launch, architecture: int = 80, folder: Path | None = None
     place = (folder or cache()) / f"{key}.json"
     if place.exists():
         return Resources(**read_object(place))
-    built = triton.compile(made, target=GPUTarget("cuda", architecture, WARP), options=options)
+    built = built_for(launch, architecture)
     registers, spills = assembled(built.asm["ptx"], architecture)
     found = Resources(registers, spills, built.metadata.shared, launch.warps)
     place.parent.mkdir(parents=True, exist_ok=True)
     write_whole(place, json.dumps(asdict(found)).encode())
     return found
+
+
+def built_for(launch: Launch, architecture: int) -> Any:
+    """A launch's kernel as Triton compiles it."""
+    options = {"num_warps": launch.warps, "num_stages": launch.stages, "maxnreg": launch.registers}
+    return triton.compile(source(launch), target=GPUTarget("cuda", architecture, WARP), options=options)
 
 
 def cache() -> Path:
@@ -121,15 +123,30 @@ def cache() -> Path:
 
 def assembled(ptx: str, architecture: int, run: Callable[..., Any] = subprocess.run) -> tuple[int, int]:
     """Registers a thread and bytes of spills, as ptxas says."""
-    ptxas = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "ptxas"
-    suffix = "a" if architecture >= 90 else ""
     with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / "kernel.ptx"
-        file.write_text(ptx)
-        command = [str(ptxas), "-v", f"--gpu-name=sm_{architecture}{suffix}", str(file), "-o", str(file) + ".cubin"]
-        told = run(command, capture_output=True, text=True, check=True).stderr
+        told = assemble(ptx, architecture, Path(folder) / "kernel.cubin", run)
     registers = [int(n) for n in re.findall(r"Used (\d+) registers", told)]
     spills = [int(n) for n in re.findall(r"(\d+) bytes spill", told)]
     if not registers:
         raise ValueError(f"ptxas told nothing of registers: {told[:300]}")
     return max(registers), sum(spills)
+
+
+def assemble(ptx: str, architecture: int, to: Path, run: Callable[..., Any] = subprocess.run) -> str:
+    """Machine code in a file; what the assembler says of it."""
+    file = to.with_suffix(".ptx")
+    file.write_text(ptx)
+    suffix = "a" if architecture >= 90 else ""
+    name = "ptxas-blackwell" if architecture >= 100 else "ptxas"  # Triton brings one for each
+    command = [str(TOOLS / name), "-v", f"--gpu-name=sm_{architecture}{suffix}", str(file), "-o", str(to)]
+    told: str = run(command, capture_output=True, text=True, check=True).stderr
+    return told
+
+
+def disassembled(launch: Launch, architecture: int = 80) -> str:
+    """A launch's machine code, each instruction with its bits."""
+    with tempfile.TemporaryDirectory() as folder:
+        code = Path(folder) / "kernel.cubin"
+        assemble(built_for(launch, architecture).asm["ptx"], architecture, code)
+        command = [str(TOOLS / "nvdisasm"), "-c", "-hex", str(code)]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout

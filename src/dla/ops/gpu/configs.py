@@ -7,6 +7,7 @@ file, and for a kernel that it does not have, the table holds.
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -59,21 +60,23 @@ TABLE: dict[str, Config] = {
     # Decoding moves bytes: narrow tiles make enough programs of few sequences, and still whole sectors of 32 bytes.
     "step_one": {"warps": 4, "stages": 1, "BV": 16},
     "step_levels": {"warps": 4, "stages": 1, "BV": 16},
-    "step_decisions": {"warps": 8, "stages": 1, "BV": 16},
+    "step_decisions": {"warps": 4, "stages": 1, "BV": 16},
     "step_states": {"warps": 4, "stages": 1, "BV": 16},
 }
 
 # Where operands meet float32 in more digits than bfloat16 has
 FLOAT16: dict[str, Config] = {
-    "candidates": {"BK": 32, "BV": 32},
+    "candidates": {"warps": 8, "BK": 32, "BV": 32},
     "carry": {"BV": 16, "held": None},
     "settle": {"BK": 32, "BV": 32},
+    "outputs_dynamic": {"registers": None},
 }
 
 MEMORIES = ("single", "log_linear", "dynamic")
 
 # Where products of float32, which are made of three, need more room than those of halves
 FLOAT32: dict[str, Config] = FLOAT16 | {
+    "settle": {"warps": 8, "BK": 32, "BV": 32},
     "prefix_states": {"warps": 8, "stages": 1, "BK": 32},
     "span_matrices": {"warps": 8, "BK": 32},
     "outputs_single": {"registers": None},
@@ -88,11 +91,23 @@ FLOAT32: dict[str, Config] = FLOAT16 | {
 
 BY_DTYPE = {torch.float16: FLOAT16, torch.float32: FLOAT32}
 
+# By architecture, where something else spills. On servers' GPUs from sm_90 on, products take whole groups of four
+# warps, which leaves the carried matrix no room in registers.
+IN_MEMORY: dict[str, Config] = {"carry": {"held": None}}
+BY_ARCHITECTURE = {90: IN_MEMORY, 100: IN_MEMORY, 103: IN_MEMORY, 120: {"outputs_dynamic": {"registers": None}}}
+
 # What a device may like better, kernel by kernel: few, for each is a compilation. None spills on sm_80.
 TRIED: dict[str, tuple[Config, ...]] = {
+    "carry": ({"held": (128, 32)}, {"held": None}),
+    "settle": ({"warps": 8},),
+    "prefix_states": ({"BK": 32}, {"stages": 3}),
+    "outputs_single": ({"warps": 4, "registers": None}, {"stages": 3}),
+    "outputs_log_linear": ({"warps": 4, "registers": None}, {"stages": 1}),
+    "outputs_dynamic": ({"warps": 4, "registers": None}, {"registers": None}, {"BV": 32}),
+    "routes": ({"warps": 4}, {"BS": 16}),
     "step_one": ({"BV": 8}, {"BV": 32}),  # more programs, or longer rows
     "step_levels": ({"BV": 8}, {"BV": 32}),
-    "step_decisions": ({"warps": 4}, {"BV": 8}),  # one program a head: its latency counts
+    "step_decisions": ({"warps": 8}, {"BV": 8}),  # one program a head: its latency counts
     "step_states": ({"BV": 8}, {"BV": 32}, {"stages": 2}),
 }
 
@@ -102,7 +117,9 @@ _tried: dict[str, Config] = {}  # what is being tried at the moment
 
 def config(kernel: str, dtype: torch.dtype | None = None) -> Config:
     """``name``, ``warps``, ``stages`` and tile sizes of a kernel whose products are of this dtype."""
-    own = {"name": kernel} | TABLE[kernel] | BY_DTYPE.get(dtype, {}).get(kernel, {})  # type: ignore[arg-type]
+    own: Config = {"name": kernel}
+    own |= TABLE[kernel] | BY_DTYPE.get(dtype, {}).get(kernel, {})  # type: ignore[arg-type]
+    own |= BY_ARCHITECTURE.get(architecture(), {}).get(kernel, {})
     return own | (_tried[kernel] if kernel in _tried else tuned(device_name()).get(kernel, {}))
 
 
@@ -114,6 +131,32 @@ def using(kernel: str, chosen: Config) -> Iterator[None]:
         yield
     finally:
         del _tried[kernel]
+
+
+_architecture: ContextVar[int | None] = ContextVar("dla_architecture", default=None)
+
+
+@contextmanager
+def compiling_for(architecture: int) -> Iterator[None]:
+    """Configurations inside are those for an architecture that need not be there."""
+    token = _architecture.set(architecture)
+    try:
+        yield
+    finally:
+        _architecture.reset(token)
+
+
+def architecture() -> int:
+    """Of NVIDIA's GPU in use, such as 80 for an A100; 0 without one."""
+    return _architecture.get() or _own_architecture()
+
+
+@cache
+def _own_architecture() -> int:
+    if not torch.cuda.is_available() or torch.version.hip:
+        return 0
+    major, minor = torch.cuda.get_device_capability()
+    return 10 * major + minor
 
 
 def device_name() -> str:

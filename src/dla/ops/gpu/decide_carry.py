@@ -79,7 +79,7 @@ def carry(
     k_stride, v_stride, tau, block,
     HEADS: tl.constexpr, GROUP: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr, TILE_K: tl.constexpr,
     TILE_V: tl.constexpr, CARRIED: tl.constexpr, BLOCK: tl.constexpr, STATE: tl.constexpr, PRECISION: tl.constexpr,
-    PARTS: tl.constexpr, C: tl.constexpr,
+    PARTS: tl.constexpr, TAIL: tl.constexpr, C: tl.constexpr,
 ):  # fmt: skip
     program = tl.program_id(0)
     n, head = program // HEADS, program % HEADS
@@ -152,13 +152,28 @@ def carry(
         weight = tl.exp2(weight - reached) * over
         square = tl.full([], 0, tl.float32)
         if PARTS:
-            new_S = ()
+            if start >= C - TAIL:  # where boundaries are frequent, S is what few tokens leave
+                newest = C - TAIL + tl.arange(0, TAIL)
+                note_late = notes + here * NOTES * C + newest
+                gone = (coarse_end - tl.load(note_late + 2 * C)) + (fine_end - tl.load(note_late + 3 * C))
+                share = tl.exp2(gone + tl.load(note_late) - reached) * tl.load(note_late + 6 * C)
+                share = tl.where(newest >= start, share, 0.0)
+                few, first = token + newest < end, token + C - TAIL
+                late_keys = scaled(rows(k + first * k_stride, few, k_stride, 0, DK, TILE_K), tl.load(note_late + 7 * C))
+                late_S = ()
+                for i in tl.static_range(PARTS):
+                    few_values = rows(v + first * v_stride, few, v_stride, i * TILE_V, DV, TILE_V)
+                    few_values = scaled(few_values, tl.load(note_late + 8 * C)).to(tl.float32) * share[:, None]
+                    late_S += (times(tl.trans(late_keys), few_values, PRECISION),)  # type: ignore[assignment]
+                S = late_S
+            else:
+                new_S = ()
+                for i in tl.static_range(PARTS):
+                    values = scaled(rows(v + token * v_stride, inside, v_stride, i * TILE_V, DV, TILE_V), scale_v)
+                    new_S += (grown(keys, values, S[i], keep, weight, PRECISION),)  # type: ignore[assignment]
+                S = new_S
             for i in tl.static_range(PARTS):
-                values = scaled(rows(v + token * v_stride, inside, v_stride, i * TILE_V, DV, TILE_V), scale_v)
-                tile = grown(keys, values, S[i], keep, weight, PRECISION)
-                square += tl.sum(tl.sum(tile * tile, 1), 0)
-                new_S += (tile,)  # type: ignore[assignment]
-            S = new_S
+                square += tl.sum(tl.sum(S[i] * S[i], 1), 0)
         else:
             for i in range(0, DK, TILE_K):
                 keys = scaled(rows(k + token * k_stride, inside, k_stride, i, DK, TILE_K), scale_k)

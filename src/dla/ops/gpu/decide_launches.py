@@ -11,6 +11,7 @@ from dla.ops.gpu.decide_candidates import LINKS, NOTES, candidates
 from dla.ops.gpu.decide_carry import carry
 from dla.ops.gpu.decide_merges import merges
 from dla.ops.gpu.decide_settle import settle
+from dla.ops.gpu.language import LEAST_TILE
 from dla.ops.gpu.launch import launch
 from dla.ops.gpu.runtime import interpreting
 from dla.ops.gpu.tiles import CHUNK, Tiles
@@ -30,6 +31,7 @@ def run(problem: Problem, given: dict[str, Tensor]) -> None:
         "DK": dk,
         "DV": dv,
         "C": CHUNK,
+        "TAIL": LEAST_TILE,
         "DOUBLINGS": CHUNK.bit_length() - 1,
         "CARRIED": problem.state is not None,
         "DECAYS": problem.g is not None,
@@ -38,14 +40,14 @@ def run(problem: Problem, given: dict[str, Tensor]) -> None:
         "MERGES": rules.capacity is not None,
         "PACKED": problem.layout.packed,
         "CAPACITY": rules.capacity,
-        "LANES": 32 if (rules.capacity or 0) <= 32 else 64,
+        "LANES": max(triton.next_power_of_2((rules.capacity or 0) + 1), 32),
         "PRECISION": "ieee" if interpreting() else "tf32x3",
     }
     dtype = problem.v.dtype
     start(candidates, tiles.count * H, arguments, dtype)
     start(carry, N * H, arguments, dtype)
     start(settle, tiles.count * H, arguments, dtype)
-    if rules.capacity is not None:
+    if rules.capacity is not None and tiles.count:
         start(merges, N * H, arguments, dtype)
 
 

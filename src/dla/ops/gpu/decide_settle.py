@@ -1,7 +1,8 @@
 """The third kernel of decisions: each chunk's boundaries, and the scores behind the first of them.
 
 The boundaries are ``hit``, where the state carried into the chunk ends, and all that following on from there leads to.
-The table of scores is made again, and every token behind ``hit`` takes the column of the start before it. For merges,
+The table of what tokens see is made again, and every token behind ``hit`` takes the column of the start before it. Of
+one column the squares need no product of tables: tokens of a state have seen the same state grow. For merges,
 boundaries are listed with the chunk's sum of scores before each, in units of 2^-32: sums of those are exact.
 """
 
@@ -9,7 +10,7 @@ import triton
 import triton.language as tl
 
 from dla.ops.gpu.decide_candidates import LINKS, locate, twice
-from dla.ops.gpu.decide_table import BAD, information, larger, squares, table
+from dla.ops.gpu.decide_table import BAD, grown_squares, information, larger, table
 from dla.ops.segmentation import ALIVE
 
 LIVES = tl.constexpr(ALIVE)
@@ -42,7 +43,9 @@ def settle(
     )  # fmt: skip
     mine = at[None, :] == start[:, None]
     seen = tl.sum(tl.where(mine, x, 0.0), 1)
-    square = tl.sum(tl.where(mine, squares(x, share, decay, decayed, size, level, PRECISION), 0.0), 1)
+    before = tl.where(opens, 0.0, seen)[None, :]  # what tokens that have joined saw, and the one that opened did not
+    members = at[None, :] >= start[:, None]  # of those before t, which are in the state that t sees
+    square = tl.sum(tl.where(members, grown_squares(before, share, decay, decayed, size, level), 0.0), 1)
     found = tl.where(poisoned >= start, BAD, information(seen, square, size - level, STATE))
     out = token * HEADS + head + at * HEADS
     tl.store(score + out, found, mask=inside & (at > hit))

@@ -152,10 +152,23 @@ def table(
 
 
 @triton.jit
+def growth(size, level, step):
+    """Step s adds n_s^2 + 2 e^g n_s x[s, j] to a square: the first term and the factor of x, over 2^after; after."""
+    after = tl.maximum(level + step, size)
+    return tl.exp2(size - after), 2 * tl.exp2(level + step - after), after
+
+
+@triton.jit
 def squares(x, share, decay, step, size, level, PRECISION: tl.constexpr):
     """square [t, j], from what ``table`` gave."""
     at = tl.arange(0, size.shape[0])
-    after = tl.maximum(level + step, size)  # the level of what step s leaves
-    joined = tl.where(at[:, None] >= at[None, :], tl.exp2(size - after)[:, None], 0.0)
-    joined += 2 * tl.exp2(level + step - after)[:, None] * x
+    own, both, after = growth(size, level, step)
+    joined = tl.where(at[:, None] >= at[None, :], own[:, None], 0.0) + both[:, None] * x
     return product(share * tl.exp2(decay + (after[None, :] - level[:, None])), joined, PRECISION)
+
+
+@triton.jit
+def grown_squares(x, share, decay, step, size, level):
+    """The terms [t, s] of square[t, j] for one j a token, the start of a state, of which x [s] is what s saw."""
+    own, both, after = growth(size, level, step)
+    return share * tl.exp2(decay + (after[None, :] - level[:, None])) * (own[None, :] + both[None, :] * x)

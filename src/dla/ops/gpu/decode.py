@@ -6,6 +6,7 @@ it is: ``state.decoder.fits(state)``; with Fenwick levels for ``state.decoder.le
 more level.
 """
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,8 +16,8 @@ from torch import Tensor
 
 from dla.ops.gpu import runtime
 from dla.ops.gpu.configs import config
-from dla.ops.gpu.launch import launch
-from dla.ops.problem import Problem
+from dla.ops.gpu.launch import launch, only_compiling
+from dla.ops.problem import OPERANDS, Problem
 from dla.ops.state import DynamicState, LogLinearState, State
 
 MOST_STATES = 64  # of a head: they are looked at side by side
@@ -40,7 +41,11 @@ def unable(problem: Problem) -> str | None:
 def decode(problem: Problem) -> tuple[Tensor, State]:
     """The output [N, 1, H, dv] and the state after it, which is the given one if it may be changed."""
     state = problem.state if problem.inplace else problem.state.clone()
-    state.decoder = decoder = DECODERS[problem.memory](problem, state)
+    decoder = DECODERS[problem.memory](problem, state)
+    if not runtime.interpreting():
+        with only_compiling():  # what does not compile must not leave half a step behind
+            decoder.take_in(state, *decoder.token(problem.operands()))
+    state.decoder = decoder
     return decoder.step(state, problem.operands()), state
 
 
@@ -51,6 +56,7 @@ class Decoder:
     """
 
     program = False  # there is no layer's program with kernels of a GPU (layers/fused/program.py)
+    left: float = math.inf  # steps that it is good for
 
     def __init__(self, problem: Problem, **tensors: Tensor | None) -> None:
         self.like, self.tensors = problem.like, tensors
@@ -65,17 +71,20 @@ class Decoder:
         """Whether the state still is where it was."""
         raise NotImplementedError
 
-    def step(self, state: Any, operands: Sequence[Any]) -> Tensor:
-        """The output of a token [N, 1, H, dv]; q, k, v, lam, g, beta and route are like those of the first one."""
+    def token(self, operands: Sequence[Any]) -> tuple[dict[str, Tensor | None], Tensor]:
+        """A token's operands by name, as the first one's were, and room for its output [N, 1, H, dv]."""
         *given, route = operands
         if route is not None:
             route = route.expand(operands[2].shape[:3])
-        q, k, v, lam, g, beta, route = (None if x is None else x.contiguous() for x in (*given, route))
-        token = {"q": q, "k": k, "v": v, "lam": lam, "g": g, "beta": beta, "route": route}
-        assert v is not None
-        o = torch.empty_like(v)
+        made = [None if x is None else x.contiguous() for x in (*given, route)]
+        return dict(zip(OPERANDS, made, strict=True)), torch.empty_like(operands[2]).contiguous()
+
+    def step(self, state: Any, operands: Sequence[Any]) -> Tensor:
+        """The output of a token."""
+        token, o = self.token(operands)
         self.take_in(state, token, o)
         state.length.add_(1)
+        self.left -= 1
         return o
 
     def take_in(self, state: Any, token: dict[str, Tensor | None], o: Tensor) -> None:
@@ -114,7 +123,7 @@ class OfLevels(Decoder):
     def __init__(self, problem: Problem, state: LogLinearState) -> None:
         state.levels = state.levels.contiguous()
         super().__init__(problem)
-        self.left = 0  # steps until there is one more
+        self.left = 0
         if not state.length.is_meta:
             self.make_room(state)
 
@@ -127,12 +136,12 @@ class OfLevels(Decoder):
         more = longest.bit_length() - state.levels.shape[2]
         if more > 0:
             state.levels = F.pad(state.levels, (0, 0, 0, 0, 0, more))
-        self.left = (1 << state.levels.shape[2]) - longest
+        self.left = (1 << state.levels.shape[2]) - longest  # steps until there is one more
 
     def take_in(self, state: LogLinearState, token: dict[str, Tensor | None], o: Tensor) -> None:
         from dla.ops.gpu.decode_matrices import step_levels
 
-        lam, levels, self.left = token["lam"], state.levels, self.left - 1
+        lam, levels = token["lam"], state.levels
         assert lam is not None
         self.tensors["levels"] = levels
         given = {name: token[name] for name in ("q", "k", "v", "lam", "g", "beta")}

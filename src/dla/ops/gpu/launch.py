@@ -1,5 +1,6 @@
 """The one place where kernels are launched, so that launches can be looked at: on meta tensors nothing runs."""
 
+import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor
 
 from dla.ops.gpu.configs import Config
+from dla.ops.gpu.runtime import CannotCompileError, interpreting
 
 
 @dataclass(frozen=True)
@@ -28,6 +30,19 @@ class Launch:
 _seen: ContextVar[list[Launch] | None] = ContextVar("dla_launches", default=None)
 
 
+_only_compiling: ContextVar[bool] = ContextVar("dla_only_compiling", default=False)
+
+
+@contextmanager
+def only_compiling() -> Iterator[None]:
+    """Kernels launched inside are compiled, and not run."""
+    token = _only_compiling.set(True)
+    try:
+        yield
+    finally:
+        _only_compiling.reset(token)
+
+
 @contextmanager
 def launches() -> Iterator[list[Launch]]:
     """Collects the launches of what runs inside."""
@@ -42,9 +57,30 @@ def launches() -> Iterator[list[Launch]]:
 def launch(kernel: Any, grid: tuple[int, ...], arguments: dict[str, Any], how: Config) -> None:
     """Run a kernel on a grid, by its configuration; an empty grid runs nothing."""
     warps, stages, registers = how["warps"], how["stages"], how.get("registers")
-    if (seen := _seen.get()) is not None:
+    only_compiles = _only_compiling.get()
+    if (seen := _seen.get()) is not None and not only_compiles:
         seen.append(Launch(kernel, grid, arguments, warps, stages, registers, how["name"]))
     if 0 in grid or any(isinstance(x, Tensor) and x.is_meta for x in arguments.values()):
         return
     limit = {"maxnreg": registers} if registers and torch.version.cuda else {}  # others know no such limit
-    kernel[grid](**arguments, num_warps=warps, num_stages=stages, **limit)
+    options = {"num_warps": warps, "num_stages": stages, **limit}
+    try:
+        if only_compiles:
+            made = kernel.warmup(**arguments, grid=grid, **options)
+            getattr(made, "_init_handles", int)()  # what loading it may say as well
+        else:
+            kernel[grid](**arguments, **options)
+    except Exception as error:
+        if interpreting() or not is_of_compiler(error):
+            raise
+        told = " ".join(str(error).split())[:300]
+        raise CannotCompileError(f"{how['name']} does not compile: {type(error).__name__}: {told}") from error
+
+
+def is_of_compiler(error: Exception) -> bool:
+    """Whether an error is about making a kernel, not about running it: an error of the GPU is no reason to go on."""
+    from triton.errors import TritonError
+
+    if isinstance(error, (TritonError, subprocess.CalledProcessError)):
+        return True
+    return type(error) is RuntimeError and not str(error).startswith("Triton Error")  # those are the driver's

@@ -2,6 +2,7 @@
 
 import importlib.util
 import os
+from functools import cache
 
 import torch
 
@@ -16,13 +17,29 @@ def interpreting() -> bool:
     return os.environ.get("TRITON_INTERPRET", "0") == "1"
 
 
+@cache
+def installed() -> bool:
+    return importlib.util.find_spec("triton") is not None
+
+
 def missing() -> str | None:
     """Why Triton cannot run on this machine."""
-    if importlib.util.find_spec("triton") is None:
+    if not installed():
         return "triton is not installed"
     if not interpreting() and not (torch.cuda.is_available() or torch.xpu.is_available()):
         return "there is no GPU (TRITON_INTERPRET=1 runs the kernels on the CPU, slowly)"
     return None
+
+
+class CannotCompileError(RuntimeError):
+    """A kernel that this machine's compiler does not take, or that needs more of the GPU than there is."""
+
+
+def kind(problem: Problem) -> tuple[object, ...]:
+    """What decides which kernels a problem's stages compile: where one does not, it never will."""
+    parts = (problem.g, problem.beta, problem.route, problem.temperature, problem.state)
+    absent = tuple(part is None for part in parts)
+    return problem.memory, problem.v.dtype, problem.shape[1:], problem.group, absent, problem.needs_gradient
 
 
 def unable(problem: Problem) -> str | None:

@@ -10,9 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from dla.ops import backends
 from dla.ops.decide.decided import Decided
-from dla.ops.gpu import attend, runtime
+from dla.ops.gpu import attend
 from dla.ops.gpu.launch import launches
 from dla.ops.problem import Layout, Problem
 from dla.ops.rules import Rules
@@ -21,13 +20,6 @@ from tests.ops.common import OPERATORS, Inputs, assert_close, assert_same_state,
 
 EXACT = 2e-5  # of float32
 RULES = ("tau", "capacity", "block", "cu_seqlens", "initial_state")
-
-
-@pytest.fixture(autouse=True)
-def triton_attends(monkeypatch: pytest.MonkeyPatch) -> None:
-    row = backends.Implementation("triton", attend.attend, runtime.missing, attend.unable)
-    others = [other for other in backends.TABLE["attend"] if other.backend != "triton"]
-    monkeypatch.setitem(backends.TABLE, "attend", (row, *others))
 
 
 @pytest.fixture(autouse=True)

@@ -11,19 +11,11 @@ import torch
 
 from dla.bench import gpu_checks
 from dla.bench.gpu_checks import Case, Sizes, both, call, cases, decoded, few_cases, inputs, tokens
-from dla.ops import backends, segment
-from dla.ops.gpu import decode, runtime
+from dla.ops import segment
 from dla.ops.state import DynamicState, load_state
 from dla.ops.state.slots import Slots
 
 SIZES = Sizes()
-
-
-@pytest.fixture(autouse=True)
-def triton_decodes(monkeypatch: pytest.MonkeyPatch) -> None:
-    row = backends.Implementation("triton", decode.decode, runtime.missing, decode.unable)
-    others = [other for other in backends.TABLE["decode"] if other.backend != "triton"]
-    monkeypatch.setitem(backends.TABLE, "decode", (row, *others))
 
 
 @pytest.fixture(autouse=True)
