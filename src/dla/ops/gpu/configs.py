@@ -26,7 +26,7 @@ TABLE: dict[str, Config] = {
     "carry": {"warps": 8, "stages": 1, "BK": 64, "BV": 32, "held": (128, 16), "numbers": 8192},
     "settle": {"warps": 4, "stages": 1, "BK": 64, "BV": 64},
     "merges": {"warps": 1, "stages": 1},
-    "seen_states": {"warps": 8, "stages": 1, "BD": 32, "BI": 32, "BO": 32},
+    "seen_states": {"warps": 8, "stages": 1, "BD": 32, "BI": 16, "BO": 32},
     "seen_norms": {"warps": 2, "stages": 1},
     "running_decays": {"warps": 4, "stages": 1, "BH": 8},
     "prefix_states": {"warps": 4, "stages": 2, "BK": 64, "BV": 64},
