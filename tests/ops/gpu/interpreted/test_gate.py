@@ -37,7 +37,7 @@ def compare(x: Inputs, tolerance: float = 2e-5, **options: Any) -> None:
 
 
 @pytest.mark.parametrize("slot_order", ["chronological", "recency"])
-@pytest.mark.parametrize("T", [1, 65, pytest.param(150, marks=SLOW), pytest.param(200, marks=SLOW)])
+@pytest.mark.parametrize("T", [pytest.param(1, marks=SLOW), 65, pytest.param(150, marks=SLOW)])
 def test_lengths(T: int, slot_order: str) -> None:
     compare(inputs(T, H=1, dk=16, dv=16), slot_order=slot_order)
 
@@ -63,7 +63,7 @@ def test_without_a_capacity(slot_order: str) -> None:
 
 
 def test_packed_heads_of_one_key() -> None:
-    compare(inputs(60, H=2, dk=16, dv=16), cu_seqlens=torch.tensor([0, 10, 10, 60]))
+    compare(inputs(40, H=2, dk=16, dv=16), cu_seqlens=torch.tensor([0, 10, 10, 40]))
 
 
 @pytest.mark.slow
