@@ -1,8 +1,7 @@
-"""The second stage in Triton: outputs and the final state from decisions, forward only. Nothing is imported for it
-before it runs.
+"""The second stage in Triton: outputs and the final state from decisions, and the gradients of the outputs. Nothing is
+imported for it before it runs.
 """
 
-import torch
 from torch import Tensor
 
 from dla.ops.decide.decided import Decided
@@ -17,18 +16,11 @@ def unable(problem: Problem) -> str | None:
         return reason
     if problem.beta is not None:
         return "the Triton kernels of attend have no delta rule (beta)"
-    if problem.soft:
-        return "the Triton kernels of attend have no soft gate (temperature)"
-    if problem.needs_gradient:
-        return "the Triton kernels of attend have no backward"
     return None
 
 
-@torch.no_grad()
 def attend(problem: Problem, decided: Decided | None) -> tuple[Tensor, State | None]:
     """The outputs [B, T, H, dv] and, if wanted, the state after the last step."""
     from dla.ops.gpu import memories
 
-    if decided is not None:
-        return memories.dynamic(problem, decided)
-    return memories.linear(problem) if problem.memory == "single" else memories.log_linear(problem)
+    return memories.attend(problem, decided)

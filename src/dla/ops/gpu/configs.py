@@ -26,6 +26,8 @@ TABLE: dict[str, Config] = {
     "carry": {"warps": 8, "stages": 1, "BK": 64, "BV": 32, "held": (128, 16), "numbers": 8192},
     "settle": {"warps": 4, "stages": 1, "BK": 64, "BV": 64},
     "merges": {"warps": 1, "stages": 1},
+    "seen_states": {"warps": 8, "stages": 1, "BD": 32, "BI": 16, "BO": 32},
+    "seen_norms": {"warps": 2, "stages": 1},
     "running_decays": {"warps": 4, "stages": 1, "BH": 8},
     "prefix_states": {"warps": 4, "stages": 2, "BK": 64, "BV": 64},
     "latest_deaths": {"warps": 4, "stages": 1, "BH": 8},
@@ -38,6 +40,23 @@ TABLE: dict[str, Config] = {
     "span_matrices": {"warps": 4, "stages": 1, "BK": 64, "BV": 64},
     "running_keys": {"warps": 4, "stages": 1, "BK": 32},
     "routes": {"warps": 8, "stages": 1, "BK": 16, "BS": 32},
+    # gradients: BD numbers of a product's rows at a time, BI of those that meet a state, BO of what comes out. pieces:
+    # in how many a sum over a chunk's tokens is taken
+    "query_gradients_single": {"warps": 8, "stages": 1, "pieces": 1, "BD": 32, "BK": 128, "BV": 32},
+    "query_gradients_log_linear": {"warps": 8, "stages": 1, "pieces": 1, "BD": 32, "BK": 128, "BV": 32},
+    "query_gradients_dynamic": {"warps": 8, "stages": 1, "pieces": 1, "BD": 32, "BK": 64, "BV": 32},
+    "weight_gradients": {"warps": 8, "stages": 1, "BD": 32, "BW": 32},
+    "row_gradients": {"warps": 4, "stages": 1, "BK": 64, "BV": 64, "BP": 32},
+    "state_gradients": {"warps": 4, "stages": 2, "BK": 64, "BV": 64},
+    "value_gradients_single": {"warps": 8, "stages": 1, "pieces": 1, "BD": 32, "BI": 32, "BO": 64, "BP": 32},
+    "value_gradients_log_linear": {"warps": 8, "stages": 1, "pieces": 1, "BD": 32, "BI": 32, "BO": 64, "BP": 32},
+    "value_gradients_dynamic": {"warps": 8, "stages": 1, "pieces": 1, "BD": 32, "BI": 32, "BO": 64, "BP": 32},
+    "key_gradients_single": {"warps": 8, "stages": 1, "pieces": 1, "BD": 32, "BI": 32, "BO": 64, "BP": 32},
+    "key_gradients_log_linear": {"warps": 8, "stages": 1, "pieces": 1, "BD": 32, "BI": 32, "BO": 64, "BP": 32},
+    "key_gradients_dynamic": {"warps": 8, "stages": 1, "pieces": 1, "BD": 32, "BI": 32, "BO": 64, "BP": 32},
+    "sums_from_end": {"warps": 4, "stages": 1, "BH": 8},
+    "route_gradients": {"warps": 8, "stages": 1, "BD": 32, "BK": 32, "BS": 16},
+    "met_gradients": {"warps": 4, "stages": 1, "BK": 32, "BS": 32},
     # Decoding moves bytes: narrow tiles make enough programs of few sequences, and still whole sectors of 32 bytes.
     "step_one": {"warps": 4, "stages": 1, "BV": 16},
     "step_levels": {"warps": 4, "stages": 1, "BV": 16},
@@ -53,6 +72,8 @@ FLOAT16: dict[str, Config] = {
     "outputs_dynamic": {"registers": None},
 }
 
+MEMORIES = ("single", "log_linear", "dynamic")
+
 # Where products of float32, which are made of three, need more room than those of halves
 FLOAT32: dict[str, Config] = FLOAT16 | {
     "settle": {"warps": 8, "BK": 32, "BV": 32},
@@ -61,6 +82,11 @@ FLOAT32: dict[str, Config] = FLOAT16 | {
     "outputs_single": {"registers": None},
     "outputs_log_linear": {"registers": None},
     "outputs_dynamic": {"registers": None, "BV": 32},
+    **{f"query_gradients_{memory}": {"pieces": 4, "BD": 16, "BK": 32, "BV": 16} for memory in MEMORIES},
+    **{f"key_gradients_{memory}": {"pieces": 4, "BO": 32} for memory in MEMORIES},
+    **{f"value_gradients_{memory}": {"pieces": 2, "BO": 32} for memory in MEMORIES},
+    "row_gradients": {"warps": 8, "BK": 32},
+    "state_gradients": {"stages": 1, "BK": 32},
 }
 
 BY_DTYPE = {torch.float16: FLOAT16, torch.float32: FLOAT32}

@@ -25,8 +25,8 @@ def unable(problem: Problem) -> str | None:
         return reason
     if problem.beta is not None:
         return "Triton decides without beta: with it a token changes what every state holds"
-    if problem.soft:
-        return "the soft gate is made from the states that every token sees, which decisions by chunks do not have"
+    if problem.given is not None:  # for the soft gate, which needs what was decided from
+        return None
     if rules.capacity is not None and rules.capacity > MOST_STATES:
         return f"Triton merges at most {MOST_STATES} states, the capacity is {rules.capacity}"
     if rules.capacity is not None and rules.merge != "density":
@@ -38,7 +38,10 @@ def unable(problem: Problem) -> str | None:
 def decide(problem: Problem) -> Decided:
     """Decide every step of every sequence."""
     from dla.ops.gpu.decide_launches import run  # triton is optional
+    from dla.ops.gpu.decide_seen import seen_of
 
+    if problem.given is not None:
+        return Decided(problem.given, seen_of(problem, problem.given.boundary))
     layout, state, device = problem.layout, problem.state, problem.device
     shape = (layout.batch, layout.time, problem.v.shape[2])
     score = torch.empty(shape, dtype=torch.float32, device=device)
@@ -48,7 +51,8 @@ def decide(problem: Problem) -> Decided:
     run(problem, {"score": score, "boundary": boundary, "death": death, **before})
     lengths = layout.lengths if layout.packed else None
     counts = None if state is None else state.counts
-    return Decided(Segmentation(score, boundary, death, lengths, counts, before.get("initial_death")))
+    made = Segmentation(score, boundary, death, lengths, counts, before.get("initial_death"))
+    return Decided(made, seen_of(problem, boundary) if problem.soft else None)
 
 
 def carried(state: Any) -> dict[str, Tensor]:

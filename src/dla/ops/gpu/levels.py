@@ -29,7 +29,8 @@ def row_of_block(s, start, ahead, carried, C: tl.constexpr):
 
 @triton.jit(do_not_specialize=["carried", "levels", "width"])
 def fenwick(
-    lam, start, parts, part_count, weight, first, stop, sequence, offset, lead, lam_stride, width, carried, levels,
+    lam, start, parts, part_count, weight, column, first, stop, sequence, offset, lead,
+    lam_stride, width, carried, levels,
     H: tl.constexpr, C: tl.constexpr, BITS: tl.constexpr,
 ):  # fmt: skip
     """One program a chunk and head; start [N] int64 is what the sequences have seen before the call."""
@@ -54,6 +55,8 @@ def fenwick(
     w = tl.load(lam[None, :] + level, mask=there[:, None] & inside[None, :], other=0.0).to(tl.float32)
     at = ((c * H + h).to(tl.int64) * levels + place)[:, None] * C + tl.arange(0, C)[None, :]
     tl.store(weight + at, w, mask=there[:, None])
+    if column is not None:
+        tl.store(column + at, level, mask=there[:, None])
     if h == 0:
         part = parts + (c.to(tl.int64) * levels + place) * 4
         block = tl.full([BITS], 1, tl.int64) << bit
@@ -64,12 +67,18 @@ def fenwick(
         tl.store(part_count + c, tl.sum(there.to(tl.int32), 0))
 
 
-def levels_of(lam: Tensor, start: Tensor, carried: int, levels: int, tiles: Tiles) -> Plan:
+def levels_of(lam: Tensor, start: Tensor, carried: int, levels: int, tiles: Tiles, columns: bool = False) -> Plan:
     """lam [tokens, H, width]; start [N] int64, positions of which the first ``carried`` bits may be set."""
     (_, H, width), c = lam.shape, config("fenwick")
-    plan = Plan.empty(tiles, H, 1, levels)
+    plan = Plan.empty(tiles, H, 1, levels, columns)
     arguments: dict[str, Any] = {"lam": lam, "start": start, "parts": plan.parts, "part_count": plan.part_count}
-    arguments |= {"weight": plan.weight, "first": tiles.first, "stop": tiles.stop, "sequence": tiles.sequence}
+    arguments |= {
+        "weight": plan.weight,
+        "column": plan.column,
+        "first": tiles.first,
+        "stop": tiles.stop,
+        "sequence": tiles.sequence,
+    }
     arguments |= {"offset": tiles.offset, "lead": tiles.lead, "lam_stride": lam.stride(0), "width": width}
     arguments |= {"carried": carried, "levels": levels, "H": H, "C": CHUNK}
     arguments |= {"BITS": triton.next_power_of_2(max(levels, 2))}

@@ -66,7 +66,7 @@ def bit_length(x):
 
 @triton.jit(do_not_specialize=["scale", "carried", "K", "width"])
 def outputs(
-    q, k, v, lam, o, S, G, total, death, slot_before, position, parts, part_count, weight,
+    q, k, v, lam, o, S, G, total, death, birth, slot_before, position, parts, part_count, weight,
     first, stop, sequence, offset, lead, chunks, q_stride, k_stride, v_stride, lam_stride, scale, carried, K, width,
     H: tl.constexpr, GROUP: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr, C: tl.constexpr,
     BX: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, FACTOR: tl.constexpr, PRECISION: tl.constexpr,
@@ -99,6 +99,8 @@ def outputs(
         plan_head = c if MEMORY == "log_linear" else c * H + h
         if MEMORY == "dynamic":
             death += h
+            if birth is not None:
+                birth += h
             slot_before += h
             position += plan_head.to(tl.int64) * K
         parts += plan_head.to(tl.int64) * K * 4
@@ -157,7 +159,10 @@ def outputs(
             slot = bit_length(((time + step) % C)[:, None] ^ ((time + x + step_x) % C)[None, :])
         if MEMORY == "dynamic":
             d = per_head(death, H, key, held, -1, BX)
-            alive = (seen & (d[None, :] > (time + step)[:, None])).to(tl.int32)
+            alive = seen & (d[None, :] > (time + step)[:, None])
+            if birth is not None:
+                alive = alive & (per_head(birth, H, key, held, 0, BX)[None, :] <= (time + step)[:, None])
+            alive = alive.to(tl.int32)
             upto = tl.cumsum(alive, 1)
             slot = slot_upto[:, None] - upto if RECENCY else slot_upto[:, None] + upto
             slot_upto = slot_upto - tl.sum(alive, 1) if RECENCY else slot_upto + tl.sum(alive, 1)
@@ -173,7 +178,7 @@ def outputs(
 
 def outputs_of(
     q: Tensor, k: Tensor, v: Tensor, lam: Tensor | None, scale: float, memory: MemoryKind, states: States, tiles: Tiles,
-    plan: Plan | None = None, death: Tensor | None = None, recency: bool = False,
+    plan: Plan | None = None, death: Tensor | None = None, recency: bool = False, birth: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
     """o [tokens, H, dv] of q, k [tokens, Hk, dk], v [tokens, H, dv], lam [tokens, H, width], death [tokens, H]."""
     (_, H, dv), dk, c = v.shape, k.shape[2], config(f"outputs_{memory}", v.dtype)
@@ -190,7 +195,11 @@ def outputs_of(
         "G": states.G,
         "total": states.total,
     }
-    arguments |= {"death": death, **{name: None if plan is None else getattr(plan, name) for name in names}}
+    arguments |= {
+        "death": death,
+        "birth": birth,
+        **{name: None if plan is None else getattr(plan, name) for name in names},
+    }
     arguments |= {name: getattr(tiles, name) for name in ("first", "stop", "sequence", "offset", "lead", "chunks")}
     arguments |= {f"{name}_stride": x.stride(0) for name, x in (("q", q), ("k", k), ("v", v))}
     arguments |= {"lam_stride": 0 if lam is None else lam.stride(0), "width": 0 if lam is None else lam.shape[2]}

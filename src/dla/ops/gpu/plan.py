@@ -35,15 +35,17 @@ class Plan:
     # the dynamic memory's
     position: Tensor | None = None  # [.., H, K] int32, where a chunk's states begin; carried ones below zero
     slot_before: Tensor | None = None  # [tokens, H] int32: what slots of its chunk's own starts are counted from
+    column: Tensor | None = None  # [chunks, H, K, CHUNK] int32, of lam, that each weight is from; for gradients
 
     @classmethod
-    def empty(cls, tiles: Tiles, H: int, heads: int, K: int) -> "Plan":
-        """To be filled in."""
+    def empty(cls, tiles: Tiles, H: int, heads: int, K: int, columns: bool = False) -> "Plan":
+        """To be filled in; ``columns``: with those of lam."""
 
         def room(*shape: int, dtype: torch.dtype = torch.int32) -> Tensor:
             return torch.empty(tiles.count, *shape, dtype=dtype, device=tiles.first.device)
 
-        return cls(room(heads, K, 4), room(heads), room(H, K, CHUNK, dtype=torch.float32))
+        column = room(H, K, CHUNK) if columns else None
+        return cls(room(heads, K, 4), room(heads), room(H, K, CHUNK, dtype=torch.float32), column=column)
 
     @property
     def states(self) -> int:

@@ -43,7 +43,7 @@ def cosines(
     q, sums, past, begin, end, there, token, inside, n, h, origin, carried, q_stride,
     H, KEY_HEADS, GROUP, DK, C: tl.constexpr, BK: tl.constexpr, BS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """[C, BS] of the chunk's queries with the sums of keys in [begin, end)."""
+    """[C, BS] of the chunk's queries with the sums of keys in [begin, end), and the lengths of both."""
     dot = tl.zeros([C, BS], tl.float32)
     q_square, c_square = tl.zeros([C], tl.float32), tl.zeros([BS], tl.float32)
     for d in range(0, DK, BK):
@@ -55,8 +55,8 @@ def cosines(
         dot += product(q_, tl.trans(c_), PRECISION)
         q_square += tl.sum(q_ * q_, 1)
         c_square += tl.sum(c_ * c_, 1)
-    lengths = tl.maximum(tl.sqrt(q_square), SHORTEST)[:, None] * tl.maximum(tl.sqrt(c_square), SHORTEST)[None, :]
-    return dot / lengths
+    q_length, c_length = tl.maximum(tl.sqrt(q_square), SHORTEST), tl.maximum(tl.sqrt(c_square), SHORTEST)
+    return dot / (q_length[:, None] * c_length[None, :]), q_length, c_length
 
 
 @triton.jit
@@ -92,26 +92,16 @@ def neighbours(alive, at, wall, begin, end):
     return begin, tl.minimum(end, tl.min(tl.where(behind, at[None, :], NEVER), 1))
 
 
-@triton.jit(do_not_specialize=["carried", "K", "width", "blocks"])
-def routes(
-    q, lam, rho, sums, past, death, initial, position, ends, count, made, first, stop, sequence, offset,
-    q_stride, lam_stride, width, carried, K, blocks,
-    H: tl.constexpr, KEY_HEADS: tl.constexpr, GROUP: tl.constexpr, DK: tl.constexpr, C: tl.constexpr,
-    BK: tl.constexpr, BS: tl.constexpr, PRECISION: tl.constexpr, RECENCY: tl.constexpr, SPANS: tl.constexpr,
+@triton.jit
+def spans_seen(
+    death, initial, position, ends, found, own, t, token, finish, part, n, h, origin, carried,
+    H: tl.constexpr, C: tl.constexpr, BS: tl.constexpr, SPANS: tl.constexpr,
 ):  # fmt: skip
-    """One program a chunk, BS of its spans of one kind, and head: their entries of made [tokens, H, K]."""
-    c, part, h = tl.program_id(0) // blocks, tl.program_id(0) % blocks * BS, tl.program_id(1)
-    n, found = tl.load(sequence + c), tl.load(count + c * H + h)
-    origin = tl.load(offset + n)
-    position += (c * H + h).to(tl.int64) * K
-    ends += (c * H + h).to(tl.int64) * K
-    q += h // GROUP * DK
-    token, inside = tokens_of(first, stop, c, C)
-    step = tl.arange(0, C)
-    t = token - origin + step  # [C] times of queries
-    own = per_head(death + h, H, token, inside, -1, C)
+    """BS spans of one kind from number ``part`` on: [begin, end) seen by t in [since, until), and which are there.
 
-    # the spans [begin, end), each seen by t in [since, until)
+    own [C] are the deaths of the chunk's starts, t [C] its times, ``token`` its first token and ``finish`` its end;
+    position and ends have the ``found`` starts that are alive before it.
+    """
     span = part + tl.arange(0, BS)
     since = token - origin + span
     if SPANS == "first":
@@ -120,7 +110,7 @@ def routes(
         end = tl.where(last, since, tl.load(position + span + 1, mask=there & (span + 1 < found), other=0))
         until = tl.minimum(until, death_at(end, there, death, initial, origin, n, h, carried, H))
     else:
-        there = token + span < tl.load(stop + c)
+        there = token + span < finish
         wall = since + 1  # behind the step itself: the start before is the current state's
         if SPANS == "merged":
             wall = tl.max(tl.where(own[None, :] == since[:, None], t[None, :], NOWHERE), 1)
@@ -142,27 +132,61 @@ def routes(
             joins = death_at(end, there, death, initial, origin, n, h, carried, H)
         else:
             end = since + 1
-            joins = tl.load(
-                death + (origin + end).to(tl.int64) * H + h, mask=origin + end < tl.load(stop + c), other=NEVER
-            )
+            joins = tl.load(death + (origin + end).to(tl.int64) * H + h, mask=origin + end < finish, other=NEVER)
         until = tl.minimum(death_at(begin, there, death, initial, origin, n, h, carried, H), joins)
         until = tl.where(joins < 0, since + 1, until)
+    return begin, end, since, until, there
 
+
+@triton.jit
+def slots_seen(position, ends, found, own, t, begin, C: tl.constexpr, BS: tl.constexpr, PRECISION: tl.constexpr):
+    """The slots of spans at every t [C, BS]: the starts alive then, counted up to each span's; and how many live."""
+    alive_then = (own[None, :] > t[:, None]) & (t[None, :] <= t[:, None])
+    live = tl.sum(alive_then.to(tl.int32), 1)
+    slot = alive_upto(alive_then, t, begin, PRECISION) - 1
+    for i in range(0, found, BS):
+        p, d = listed(position, ends, i, found, BS)
+        slot += alive_upto(d[None, :] > t[:, None], p, begin, PRECISION)
+        live += tl.sum((d[None, :] > t[:, None]).to(tl.int32), 1)
+    return slot, live
+
+
+@triton.jit
+def column_of(slot, live, width, RECENCY: tl.constexpr):
+    """Of lam, for the slots [C, BS] of states of which ``live`` [C] live."""
+    column = live[:, None] - 1 - slot if RECENCY else slot
+    return tl.minimum(tl.maximum(column, 0), width - 1)
+
+
+@triton.jit(do_not_specialize=["carried", "K", "width", "blocks"])
+def routes(
+    q, lam, rho, sums, past, death, initial, position, ends, count, made, first, stop, sequence, offset,
+    q_stride, lam_stride, width, carried, K, blocks,
+    H: tl.constexpr, KEY_HEADS: tl.constexpr, GROUP: tl.constexpr, DK: tl.constexpr, C: tl.constexpr,
+    BK: tl.constexpr, BS: tl.constexpr, PRECISION: tl.constexpr, RECENCY: tl.constexpr, SPANS: tl.constexpr,
+):  # fmt: skip
+    """One program a chunk, BS of its spans of one kind, and head: their entries of made [tokens, H, K]."""
+    c, part, h = tl.program_id(0) // blocks, tl.program_id(0) % blocks * BS, tl.program_id(1)
+    n, found = tl.load(sequence + c), tl.load(count + c * H + h)
+    origin = tl.load(offset + n)
+    position += (c * H + h).to(tl.int64) * K
+    ends += (c * H + h).to(tl.int64) * K
+    q += h // GROUP * DK
+    token, inside = tokens_of(first, stop, c, C)
+    step = tl.arange(0, C)
+    t = token - origin + step  # [C] times of queries
+    own = per_head(death + h, H, token, inside, -1, C)
+    begin, end, since, until, there = spans_seen(
+        death, initial, position, ends, found, own, t, token, tl.load(stop + c), part, n, h, origin, carried, H, C, BS,
+        SPANS,
+    )  # fmt: skip
     if tl.max(there.to(tl.int32), 0) > 0:
-        # slots are the starts alive at t, counted up to each span's
-        alive_then = (own[None, :] > t[:, None]) & (step[None, :] <= step[:, None])
-        live = tl.sum(alive_then.to(tl.int32), 1)
-        slot = alive_upto(alive_then, t, begin, PRECISION) - 1  # [C, BS]
-        for i in range(0, found, BS):
-            p, d = listed(position, ends, i, found, BS)
-            slot += alive_upto(d[None, :] > t[:, None], p, begin, PRECISION)
-            live += tl.sum((d[None, :] > t[:, None]).to(tl.int32), 1)
+        slot, live = slots_seen(position, ends, found, own, t, begin, C, BS, PRECISION)
         seen = inside[:, None] & there[None, :] & (t[:, None] >= since[None, :]) & (t[:, None] < until[None, :])
-        cos = cosines(q, sums, past, begin, end, there, token, inside, n, h, origin, carried, q_stride,
-                      H, KEY_HEADS, GROUP, DK, C, BK, BS, PRECISION)  # fmt: skip
-        column = live[:, None] - 1 - slot if RECENCY else slot
-        column = tl.minimum(tl.maximum(column, 0), width - 1)
+        cos, _, _ = cosines(q, sums, past, begin, end, there, token, inside, n, h, origin, carried, q_stride,
+                            H, KEY_HEADS, GROUP, DK, C, BK, BS, PRECISION)  # fmt: skip
         lam += token.to(tl.int64) * lam_stride + h * width
+        column = column_of(slot, live, width, RECENCY)
         w = tl.load(lam + step[:, None] * lam_stride + column, mask=seen, other=0.0).to(tl.float32)
         w = w * tl.exp(per_head(rho + h, H, token, inside, 0.0, C)[:, None] * (cos - 1))
         made += (token.to(tl.int64) * H + h) * K

@@ -37,7 +37,8 @@ def row_of(position, carried, C: tl.constexpr):
 
 @triton.jit(do_not_specialize=["carried", "K", "width"])
 def slots(
-    lam, death, position, ends, count, parts, part_count, weight, slot_before, first, stop, sequence, offset, chunks,
+    lam, death, birth, living, position, ends, count, parts, part_count, weight, column, slot_before,
+    first, stop, sequence, offset, chunks,
     lam_stride, width, carried, K,
     H: tl.constexpr, C: tl.constexpr, BS: tl.constexpr, RECENCY: tl.constexpr,
 ):  # fmt: skip
@@ -52,11 +53,14 @@ def slots(
     parts += place.to(tl.int64) * K * 4
     weight += place.to(tl.int64) * K * C
     lam += h * width + token.to(tl.int64) * lam_stride + tl.arange(0, C) * lam_stride  # [C]
-    live = tl.sum(alive_in_chunk(death + h, token, inside, time, H, C).to(tl.int32), 1)  # [C] states that live at t
-    for i in range(0, found, BS):
-        state = i + tl.arange(0, BS)
-        d = tl.load(ends + state, mask=state < found, other=-1)
-        live += tl.sum((d[:, None] > time[None, :]).to(tl.int32), 0)
+    if living is not None:
+        live = per_head(living + h, H, token, inside, 0, C)
+    else:
+        live = tl.sum(alive_in_chunk(death + h, token, inside, time, H, C).to(tl.int32), 1)  # [C] states that live at t
+        for i in range(0, found, BS):
+            state = i + tl.arange(0, BS)
+            d = tl.load(ends + state, mask=state < found, other=-1)
+            live += tl.sum((d[:, None] > time[None, :]).to(tl.int32), 0)
 
     here = carried + c - tl.load(chunks + n)  # the row before this chunk
     seen = tl.zeros([C], tl.int32)  # of the starts so far, how many are alive at t
@@ -65,16 +69,23 @@ def slots(
         state = i + tl.arange(0, BS)
         there = state < found
         d = tl.load(ends + state, mask=there, other=-1)
-        alive = (d[:, None] > time[None, :]).to(tl.int32)  # [BS, C]
+        p = tl.load(position + state, mask=there, other=0)
+        alive = d[:, None] > time[None, :]  # [BS, C]
+        if birth is not None:
+            born = tl.load(birth + (tl.load(offset + n) + p).to(tl.int64) * H + h, mask=there, other=0)
+            alive = alive & (born[:, None] <= time[None, :])
+        alive = alive.to(tl.int32)
         upto = seen[None, :] + tl.cumsum(alive, 0)
         slot = live[None, :] - upto if RECENCY else upto - 1
         slot = tl.minimum(tl.maximum(slot, 0), width - 1)
         read = there[:, None] & inside[None, :]
         w = tl.load(lam[None, :] + slot, mask=read, other=0.0).to(tl.float32)
-        tl.store(weight + state[:, None] * C + tl.arange(0, C)[None, :], w, mask=there[:, None])
+        at = state[:, None] * C + tl.arange(0, C)[None, :]
+        tl.store(weight + at, w, mask=there[:, None])
+        if column is not None:
+            tl.store(column + place.to(tl.int64) * K * C + at, slot, mask=there[:, None])
         seen += tl.sum(alive, 0)
 
-        p = tl.load(position + state, mask=there, other=0)
         after = tl.load(position + state + 1, mask=state + 1 < found, other=0)
         row = row_of(p, carried, C)
         next_row = tl.where(state + 1 < found, row_of(after, carried, C), here)
@@ -91,20 +102,30 @@ def slots(
     tl.store(slot_before + tl.arange(0, C) * H, live - seen if RECENCY else seen - 1, mask=inside)
 
 
-def slots_of(lam: Tensor, starts: Starts, tiles: Tiles, recency: bool) -> Plan:
-    """lam [tokens, H, width]"""
+def slots_of(
+    lam: Tensor, starts: Starts, tiles: Tiles, recency: bool, living: Tensor | None = None, columns: bool = False
+) -> Plan:
+    """lam [tokens, H, width]; living [tokens, H] int32: how many states live, where starts do not say (streams.py)."""
     (tokens, H, width), K = lam.shape, starts.states
-    plan = Plan.empty(tiles, H, H, K)
+    plan = Plan.empty(tiles, H, H, K, columns)
     slot_before = torch.empty(tokens, H, dtype=torch.int32, device=lam.device)
     c = config("slots")
     arguments: dict[str, Any] = {
         "lam": lam,
         "death": starts.of_tokens,
+        "birth": starts.birth,
+        "living": living,
         "position": starts.position,
         "ends": starts.death,
     }
     arguments |= {"count": starts.count, "parts": plan.parts, "part_count": plan.part_count, "weight": plan.weight}
-    arguments |= {"slot_before": slot_before, "first": tiles.first, "stop": tiles.stop, "sequence": tiles.sequence}
+    arguments |= {
+        "column": plan.column,
+        "slot_before": slot_before,
+        "first": tiles.first,
+        "stop": tiles.stop,
+        "sequence": tiles.sequence,
+    }
     arguments |= {"offset": tiles.offset, "chunks": tiles.chunks, "lam_stride": lam.stride(0), "width": width}
     arguments |= {"carried": starts.carried, "K": K, "H": H, "C": CHUNK, "BS": c["BS"], "RECENCY": recency}
     launch(slots, (tiles.count, H), arguments, c)

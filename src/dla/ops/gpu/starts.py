@@ -84,6 +84,8 @@ class Starts:
     count: Tensor  # [views, H] int32
     of_tokens: Tensor  # [tokens, H] int32: the death of the start at a token, -1 where there is none
     of_carried: Tensor | None  # [N, H, carried] int32
+    latest: Tensor  # [chunks, H] int32: the last death of a start in each chunk, -1 where there is none
+    birth: Tensor | None = None  # [tokens, H] int32: when a start begins to count, if not at its token
 
     @property
     def states(self) -> int:
@@ -95,7 +97,9 @@ class Starts:
         return 0 if self.of_carried is None else self.of_carried.shape[2]
 
 
-def starts_of(death: Tensor, initial: Tensor | None, tiles: Tiles, K: int, ends: bool) -> Starts:
+def starts_of(
+    death: Tensor, initial: Tensor | None, tiles: Tiles, K: int, ends: bool, birth: Tensor | None = None
+) -> Starts:
     """death [tokens, H], initial [N, H, carried] int32, in the sequences' own times; ``ends``: look from there too."""
     H, device, N = death.shape[1], death.device, tiles.sequences
     c = config("latest_deaths")
@@ -110,7 +114,9 @@ def starts_of(death: Tensor, initial: Tensor | None, tiles: Tiles, K: int, ends:
         time, until = torch.cat([time, tiles.offset.diff()]), torch.cat([until, tiles.chunks[1:]])
     views = len(sequence)
     position, deaths = (torch.empty(views, H, K, dtype=torch.int32, device=device) for _ in range(2))
-    made = Starts(position, deaths, torch.empty(views, H, dtype=torch.int32, device=device), death, initial)
+    made = Starts(
+        position, deaths, torch.empty(views, H, dtype=torch.int32, device=device), death, initial, latest, birth
+    )
     c = config("starts_alive")
     arguments = {"death": death, "initial_death": initial, "latest": latest}
     arguments |= {"position": made.position, "ends": made.death, "count": made.count}

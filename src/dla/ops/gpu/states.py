@@ -110,9 +110,15 @@ def running_sums(g: Tensor, tiles: Tiles) -> Tensor:
     return G
 
 
-def states_of(k: Tensor, v: Tensor, g: Tensor | None, initial: Tensor | None, tiles: Tiles) -> States:
-    """k [tokens, Hk, dk], v [tokens, H, dv], g [tokens, H]; initial [N, H, carried, dk, dv], oldest first."""
-    (_, H, dv), dk, N, c = v.shape, k.shape[2], tiles.sequences, config("prefix_states", k.dtype)
+def states_of(
+    k: Tensor, v: Tensor, g: Tensor | None, initial: Tensor | None, tiles: Tiles, exact: bool = False
+) -> States:
+    """k [tokens, Hk, dk], v [tokens, H, dv], g [tokens, H]; initial [N, H, carried, dk, dv], oldest first.
+
+    ``exact``: keys after decays are not rounded to their dtype.
+    """
+    dtype = torch.float32 if exact else k.dtype
+    (_, H, dv), dk, N, c = v.shape, k.shape[2], tiles.sequences, config("prefix_states", dtype)
     carried = 0 if initial is None else initial.shape[2]
     count = tiles.count + N * (carried + 1)
     S = torch.empty(count, H, dk, dv, dtype=torch.float32, device=v.device)
@@ -125,5 +131,5 @@ def states_of(k: Tensor, v: Tensor, g: Tensor | None, initial: Tensor | None, ti
     arguments |= {"k_stride": k.stride(0), "v_stride": v.stride(0), "carried": carried}
     arguments |= {"H": H, "GROUP": H // k.shape[1], "DK": dk, "DV": dv, "C": CHUNK, "BK": BK, "BV": BV}
     grid = (N * H * triton.cdiv(dk, BK) * triton.cdiv(dv, BV),)
-    launch(prefix_states, grid, arguments | arithmetic(k.dtype), c)
+    launch(prefix_states, grid, arguments | arithmetic(dtype), c)
     return States(S, G, total, carried)
