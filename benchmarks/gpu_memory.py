@@ -11,15 +11,18 @@ import argparse
 import os
 import sys
 import weakref
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 os.environ |= {"TRITON_INTERPRET": "1", "DLA_NO_COMPILED": "1"}  # before triton is imported: nothing may run
 
 import torch
 import torch.nn.functional as F
-from torch.overrides import TorchFunctionMode
+from torch.fx.experimental import _config as fx_config
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -64,13 +67,20 @@ class Allocations(TorchDispatchMode):
         self.bytes -= size
 
 
-class Autocast(TorchFunctionMode):
-    """Matrix products in bfloat16, as autocast does it, which does not know tensors without numbers."""
+@contextmanager
+def autocast() -> Iterator[None]:
+    """Products in bfloat16, as autocast has it, which does not know tensors without numbers."""
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func in (F.linear, torch.matmul, torch.Tensor.matmul, torch.bmm):
-            args = [x.bfloat16() if isinstance(x, torch.Tensor) and x.is_floating_point() else x for x in args]
-        return func(*args, **(kwargs or {}))
+    def narrow(run: Any) -> Any:
+        def call(*args: Any, **more: Any) -> Any:
+            return run(*(x.bfloat16() if isinstance(x, torch.Tensor) else x for x in args), **more)
+
+        return call
+
+    with ExitStack() as stack:
+        for name in ("linear", "conv1d"):
+            stack.enter_context(mock.patch.object(F, name, narrow(getattr(F, name))))
+        yield
 
 
 @dataclass(frozen=True)
@@ -90,9 +100,10 @@ def step(name: str, memory: str, layers: int, recompute: bool, length: int = LEN
         for p in model.parameters():
             p.grad = torch.empty_like(p)
     weights = sum(p.numel() * 4 for p in model.parameters())
+    fx_config.meta_nonzero_assume_all_nonzero = True  # every token counts in the loss
     if recompute:
         model.gradient_checkpointing_enable({"use_reentrant": False})
-    with Allocations() as seen, Autocast():
+    with Allocations() as seen, autocast():
         model(input_ids=ids, labels=ids, use_cache=False).loss.backward()
     return Step(weights, seen.peak)
 
@@ -101,7 +112,9 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--document", type=Path, default=Path(__file__).parents[1] / "docs" / "gpu.md")
     parser.parse_args(argv)
-    print(step("mamba2-780m", "single", 2, False))
+    for memory in MEMORIES:
+        for recompute in (False, True):
+            print(memory, recompute, *(step("mamba2-780m", memory, n, recompute) for n in LAYERS), flush=True)
     return 0
 
 
