@@ -35,7 +35,8 @@ LAYERS = (2, 4)
 GPU_BYTES = 80e9
 RANKS = 4
 PRESETS = ("mamba2-780m", "gdn-1.3b")
-MEMORIES = ("single", "log_linear", "paper", "recommended")
+MEMORIES = (("single", False), ("log_linear", False), ("paper", False), ("paper", True), ("recommended", False))
+USABLE = 0.9  # of a GPU: the rest is for gathered layers, the allocator's gaps and the driver
 
 
 class Allocations(TorchDispatchMode):
@@ -91,9 +92,9 @@ class Step:
     activations: int
 
 
-def step(name: str, memory: str, layers: int, recompute: bool, length: int = LENGTH) -> Step:
+def step(name: str, memory: str, layers: int, recompute: bool, soft: bool, length: int = LENGTH) -> Step:
     """One sequence forward and backward, under autocast to bfloat16."""
-    config = preset(name, memory=memory, num_hidden_layers=layers)
+    config = preset(name, memory=memory, num_hidden_layers=layers, **({"temperature": 0.1} if soft else {}))
     with torch.device("meta"):
         model = DLAForCausalLM(config).train()
         ids = torch.zeros(1, length, dtype=torch.int64)
@@ -108,13 +109,51 @@ def step(name: str, memory: str, layers: int, recompute: bool, length: int = LEN
     return Step(weights, seen.peak)
 
 
+@dataclass(frozen=True)
+class Takes:
+    """Of a model's training on one sequence, in bytes."""
+
+    layer: float  # every layer beside its weights, from forward to backward
+    most: float  # what a step takes beside the layers' share and the weights: the layer at work, logits
+    shards: float  # a rank's part of weights, gradients and AdamW's two averages, in float32
+
+    def on_a_gpu(self, layers: int, sequences: int) -> float:
+        return self.shards + sequences * (self.most + layers * self.layer)
+
+    def sequences(self, layers: int) -> int:
+        """How many fit at a time."""
+        left = USABLE * GPU_BYTES - self.shards
+        return max(0, int(left // (self.most + layers * self.layer)))
+
+
+def takes(name: str, memory: str, recompute: bool, soft: bool, length: int = LENGTH) -> Takes:
+    few, more = (step(name, memory, n, recompute, soft, length) for n in LAYERS)
+    between = LAYERS[1] - LAYERS[0]
+    layer = (more.activations - few.activations) / between
+    weights = few.weights + (preset(name).num_hidden_layers - LAYERS[0]) * (more.weights - few.weights) / between
+    return Takes(layer, few.activations - LAYERS[0] * layer, 4 * weights / RANKS)
+
+
+def rows(length: int = LENGTH) -> Iterator[dict[str, str]]:
+    for name, memory, soft in ((n, m, s) for n in PRESETS for m, s in MEMORIES):
+        layers = preset(name).num_hidden_layers
+        for recompute in (False, True):
+            found = takes(name, memory, recompute, soft, length)
+            yield {
+                "model": name,
+                "memory": memory + (", soft gate" if soft else ""),
+                "recomputes": "yes" if recompute else "no",
+                "GB a layer": f"{found.layer / 1e9:.2f}",
+                "GB beside": f"{found.most / 1e9:.1f}",
+                "GB on each of 4": f"{found.on_a_gpu(layers, 1) / 1e9:.0f}",
+                "sequences that fit": str(found.sequences(layers)),
+            }
+
+
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--document", type=Path, default=Path(__file__).parents[1] / "docs" / "gpu.md")
-    parser.parse_args(argv)
-    for memory in MEMORIES:
-        for recompute in (False, True):
-            print(memory, recompute, *(step("mamba2-780m", memory, n, recompute) for n in LAYERS), flush=True)
+    fill(parser.parse_args(argv).document, {"memory": markdown(list(rows()))})
     return 0
 
 
