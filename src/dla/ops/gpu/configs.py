@@ -37,6 +37,15 @@ TABLE: dict[str, Config] = {
     "span_matrices": {"warps": 4, "stages": 1, "BK": 64, "BV": 64},
     "running_keys": {"warps": 4, "stages": 1, "BK": 32},
     "routes": {"warps": 8, "stages": 1, "BK": 16, "BS": 32},
+    # with delta steps
+    "delta_chunks": {"warps": 4, "stages": 1, "BK": 64},
+    "delta_slots": {"warps": 4, "stages": 1, "BS": 32},
+    "delta_gather": {"warps": 4, "stages": 1, "BS": 32},
+    "delta_scatter": {"warps": 4, "stages": 1, "BS": 32},
+    "delta_walk": {"warps": 4, "stages": 1, "BK": 64, "BV": 32},
+    "delta_back": {"warps": 4, "stages": 1, "BK": 64, "BV": 32},
+    "delta_reads": {"warps": 4, "stages": 1, "BK": 64, "BV": 64},
+    "delta_own": {"warps": 8, "stages": 1, "BK": 64, "BV": 64},
     # Decoding moves bytes: narrow tiles make enough programs of few sequences, and still whole sectors of 32 bytes.
     "step_one": {"warps": 4, "stages": 1, "BV": 16},
     "step_levels": {"warps": 4, "stages": 1, "BV": 16},
