@@ -26,8 +26,8 @@ def unable(problem: Problem) -> str | None:
 
 def unable_with_beta(problem: Problem) -> str | None:
     """Why they cannot run a problem with delta steps."""
-    if problem.needs_gradient:
-        return "the Triton kernels of attend have no backward"
+    if problem.needs_gradient and problem.routed:
+        return "the Triton kernels of attend have no gradients of routed reads"
     if problem.routed and problem.rules.capacity is None:
         return "with delta steps, Triton routes to the states of a capacity; without one it would hold one a token"
     return None

@@ -5,7 +5,7 @@ from torch import Tensor
 
 from dla.ops.chunked.tokens import tokens_after
 from dla.ops.decide.decided import Decided
-from dla.ops.gpu.delta_gradients import DeltaAttention
+from dla.ops.gpu.delta_gradients import DeltaAttention, Settings
 from dla.ops.gpu.delta_levels import runs_and_slots
 from dla.ops.gpu.delta_plan import Runs
 from dla.ops.gpu.delta_weights import Gathered, slots_of
@@ -29,16 +29,19 @@ def attend(problem: Problem, decided: Decided | None) -> tuple[Tensor, State | N
 def run(
     problem: Problem, x: Operands, tiles: Tiles, runs: Runs, S: Tensor, weight: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Outputs [B, T, H, dv] and the states after the last token; S [N, H, K, dk, dv] float32 is overwritten."""
+    """Outputs [B, T, H, dv] and the states after the last token; S [N, H, K, dk, dv] are those before the first."""
     assert problem.beta is not None
     beta = problem.layout.flat(problem.beta).float().contiguous()
-    o, after = DeltaAttention.apply(x.q, x.k, x.v, x.g, beta, weight, problem.scale, tiles, runs, S)
+    lead = CHUNK - 1 if problem.memory == "log_linear" and problem.state is not None else 0  # as Tiles.of has it
+    each = tuple(-(-(n + lead) // CHUNK) for n in problem.layout.lengths)
+    settings = Settings(problem.scale, tiles, runs, each)
+    o, after = DeltaAttention.apply(x.q, x.k, x.v, x.g, beta, weight, None, settings, S)
     return problem.layout.unflat(o), after
 
 
 def linear(problem: Problem) -> tuple[Tensor, State | None]:
     x, tiles, state = Operands.of(problem), Tiles.of(problem.layout, problem.device), problem.state
-    S = empty(problem, 1) if state is None else state.matrix[:, :, None].float().clone().contiguous()
+    S = empty(problem, 1) if state is None else state.matrix[:, :, None].float().contiguous()
     o, S = run(problem, x, tiles, Runs.single(tiles, state is not None), S)
     if not problem.wants_state:
         return o, None
