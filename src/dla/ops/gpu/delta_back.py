@@ -16,19 +16,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from dla.ops.gpu.delta_walk import (
-    Operation,
-    Span,
-    decays,
-    grow,
-    load_parts,
-    meet,
-    own_products,
-    put_parts,
-    share_of,
-    zero_parts,
-)
-from dla.ops.gpu.language import matrix, per_head, product, put_matrix, rounded, rows, tokens_of
+from dla.ops.gpu.delta_walk import Operation, Span, decays, own_products, share_of
+from dla.ops.gpu.language import matrix, product, put_matrix, rounded, rows, tokens_of
 from dla.ops.gpu.launch import launch
 
 
@@ -70,22 +59,31 @@ def delta_back(
             j = made - 1 - older
             i_end, s_end = tl.load(heirs + plan + j), tl.load(places + plan + j)
             i, s = tl.load(heirs + plan + j - 1, mask=j > 0, other=0), tl.load(places + plan + j - 1, mask=j > 0, other=0)
-            d_X = load_parts(d_S, held + j, column, DK, DV, BK)
-            put_parts(kept, (number * H + h) * K + j, column, d_X, DK, DV, BK)
-            d_Y = meet(keys, H * DK, token, inside, d_X, DK, C, BK, BV, FACTOR, PRECISION)
+            d_Y = tl.zeros([C, BV], tl.float32)
+            for d in range(0, DK, BK):
+                row = d + tl.arange(0, BK)
+                d_X = rounded(matrix(d_S, held + j, row, column, DK, DV, True), FACTOR)
+                put_matrix(kept, (number * H + h) * K + j, row, column, DK, DV, d_X)
+                d_Y += product(rows(keys, H * DK, token, inside, row, DK, C), d_X, PRECISION)
             share = share_of(shares, here.to(tl.int64) * K + j, at, s, s_end, C)
             d_v_ += d_Y * (to_end * share)[:, None]
             place = (((number * H + h) * K + j).to(tl.int64) * C + at[:, None]) * DV + column[None, :]
             tl.store(d_written + place, rounded(d_Y, d_written.dtype.element_ty), mask=(column < DV)[None, :])
+            d_Y = rounded(d_Y * -E, FACTOR)
             if i_end > i:
-                d_X = grow(d_X, E, k, k_stride, token, inside, d_Y * -E, DK, C, BK, FACTOR, PRECISION)
-                for state in range(i, i_end):
-                    read = d_o_
-                    if weight is not None:
-                        w = tl.load(weight + (here.to(tl.int64) * (K + C) + state) * C + at, mask=inside, other=0.0)
-                        read = read * w[:, None]
-                    d_part = grow(d_X, 1.0, queries, H * DK, token, inside, read, DK, C, BK, FACTOR, PRECISION)
-                    put_parts(d_S, held + state, column, d_part, DK, DV, BK)
+                for d in range(0, DK, BK):
+                    row = d + tl.arange(0, BK)
+                    k_ = rows(k, k_stride, token, inside, row, DK, C).to(FACTOR)
+                    q_ = rows(queries, H * DK, token, inside, row, DK, C)
+                    d_X = matrix(d_S, held + j, row, column, DK, DV, True) * E
+                    d_X += product(tl.trans(k_), d_Y, PRECISION)
+                    for state in range(i, i_end):
+                        read = d_o_
+                        if weight is not None:
+                            w = weight + (here.to(tl.int64) * (K + C) + state) * C + at
+                            read = read * tl.load(w, mask=inside, other=0.0)[:, None]
+                        d_part = d_X + product(tl.trans(q_), rounded(read, FACTOR), PRECISION)
+                        put_matrix(d_S, held + state, row, column, DK, DV, d_part)
         out = (token.to(tl.int64) * H + h) * DV + at[:, None] * (H * DV) + column[None, :]
         tl.store(d_v + out, d_v_, mask=inside[:, None] & (column < DV)[None, :])
         tl.debug_barrier()  # other threads may read a gradient at the next chunk

@@ -30,26 +30,18 @@ from dla.ops.gpu.tiles import CHUNK, Tiles
 
 
 @triton.jit
-def unit_inverse(L, C: tl.constexpr, DOUBLINGS: tl.constexpr, PRECISION: tl.constexpr):
-    """(I + L)^-1 of a strictly lower triangular L [C, C], by blocks of 1, 2, 4 ... rows.
+def unit_inverse(L, C: tl.constexpr):
+    """(I + L)^-1 of a strictly lower triangular L [C, C], by elimination, column after column.
 
-    Blocks on the diagonal are inverted already; two neighbours and what lies below the first make the next one,
-
-        ( A    )^-1     (  A^-1            )
-        ( B  D )     =  ( -D^-1 B A^-1  D^-1 )
-
-    which never multiplies anything but inverses. (Powers of L would be far larger than the inverse is: keys that repeat
-    themselves would lose all digits.)
+    (Sums of powers of L, as products, would be far larger than the inverse is: keys that repeat themselves would lose
+    all digits.)
     """
     at = tl.arange(0, C)
-    T = tl.where(at[:, None] == at[None, :], 1.0, 0.0)
-    for i in tl.static_range(DOUBLINGS):
-        row, column = at[:, None] >> i, at[None, :] >> i
-        B = tl.where((row == column + 1) & (row % 2 == 1), L, 0.0)
-        if i == 0:
-            T -= B
-        else:
-            T -= product(T, product(B, T, PRECISION), PRECISION)
+    row, column = at[:, None], at[None, :]
+    T = tl.where(row == column, 1.0, 0.0)
+    for s in range(C - 1):
+        below = tl.sum(tl.where(column == s, L, 0.0), 1)
+        T -= below[:, None] * tl.sum(tl.where(row == s, T, 0.0), 0)[None, :]
     return T
 
 
@@ -70,7 +62,7 @@ def overlaps(x, y, x_stride, y_stride, token, inside, DK: tl.constexpr, C: tl.co
 def delta_chunks(
     q, k, beta, T, P, queries, keys, first, stop, q_stride, k_stride,
     H: tl.constexpr, GROUP: tl.constexpr, DK: tl.constexpr, C: tl.constexpr, BK: tl.constexpr,
-    FACTOR: tl.constexpr, PRECISION: tl.constexpr, EXACT: tl.constexpr, DOUBLINGS: tl.constexpr,
+    FACTOR: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """T, P [chunks, H, C, C]; queries Q' and keys H [tokens, H, DK]."""
     c, h = tl.program_id(0), tl.program_id(1)
@@ -80,10 +72,10 @@ def delta_chunks(
     k += h // GROUP * DK
     beta_ = per_head(beta + h, H, token, inside, 0.0, C)
     L = overlaps(k, k, k_stride, k_stride, token, inside, DK, C, BK, PRECISION) * beta_[:, None]
-    T_ = unit_inverse(tl.where(at[:, None] > at[None, :], L, 0.0), C, DOUBLINGS, EXACT)
+    T_ = unit_inverse(tl.where(at[:, None] > at[None, :], L, 0.0), C)
     U = T_ * beta_[None, :]
     M = overlaps(q, k, q_stride, k_stride, token, inside, DK, C, BK, PRECISION)
-    P_ = product(tl.where(at[:, None] >= at[None, :], M, 0.0), U, EXACT)
+    P_ = product(tl.where(at[:, None] >= at[None, :], M, 0.0), U, PRECISION)
     table = (c * H + h).to(tl.int64) * C * C + at[:, None] * C + at[None, :]
     tl.store(T + table, T_)
     tl.store(P + table, P_)
@@ -113,11 +105,6 @@ def factor_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.bfloat16 if dtype == torch.bfloat16 else torch.float32
 
 
-def exact() -> str:
-    """The precision of small products that everything else depends on, whatever the inputs' dtype."""
-    return str(arithmetic(torch.float32)["PRECISION"])
-
-
 def chunk_matrices_of(q: Tensor, k: Tensor, beta: Tensor, tiles: Tiles) -> ChunkMatrices:
     """q, k [tokens, Hk, dk], beta [tokens, H] float32."""
     (tokens, H), dk, c = beta.shape, k.shape[2], config("delta_chunks", k.dtype)
@@ -126,6 +113,5 @@ def chunk_matrices_of(q: Tensor, k: Tensor, beta: Tensor, tiles: Tiles) -> Chunk
     arguments: dict[str, Any] = {"q": q, "k": k, "beta": beta, "T": T, "P": P, "queries": queries, "keys": keys}
     arguments |= {"first": tiles.first, "stop": tiles.stop, "q_stride": q.stride(0), "k_stride": k.stride(0)}
     arguments |= {"H": H, "GROUP": H // k.shape[1], "DK": dk, "C": CHUNK, "BK": tile(dk, c["BK"])}
-    arguments |= arithmetic(k.dtype) | {"EXACT": exact(), "DOUBLINGS": CHUNK.bit_length() - 1}
-    launch(delta_chunks, (tiles.count, H), arguments, c)
+    launch(delta_chunks, (tiles.count, H), arguments | arithmetic(k.dtype), c)
     return ChunkMatrices(T, P, queries, keys)

@@ -17,9 +17,10 @@ from torch import Tensor
 
 from dla.ops.gpu.delta_back import walk_back
 from dla.ops.gpu.delta_chunks import chunk_matrices_of, factor_dtype
-from dla.ops.gpu.delta_own import own_of
+from dla.ops.gpu.delta_own import through_chunks
 from dla.ops.gpu.delta_plan import Runs
 from dla.ops.gpu.delta_reads import reads_of
+from dla.ops.gpu.delta_sums import sums_from
 from dla.ops.gpu.delta_walk import Operation, Span, walk
 from dla.ops.gpu.states import running_sums
 from dla.ops.gpu.tiles import CHUNK, Tiles
@@ -69,7 +70,7 @@ class DeltaAttention(torch.autograd.Function):
             K = x.runs.states
             states = d_weight if weight is None else torch.where(d_weight == 0, 0, d_weight * weight)
             seen = seen + on_tokens(states[:, :, :K].sum(2), x.tiles, len(seen))
-            d_g = sums_from(seen - (v.float() * d_v).sum(-1), ctx.settings)
+            d_g = sums_from(seen - (v.float() * d_v).sum(-1), x.tiles)
         group = (len(q), k.shape[1], -1, k.shape[2])
         d_q, d_k = (d.view(group).sum(2).to(y.dtype) for d, y in ((d_q, q), (d_k, k)))
         d_weight = None if weight is None else d_weight
@@ -140,16 +141,6 @@ def through_states(
     return d_v, d_weight, d_shares, d_chunk
 
 
-def through_chunks(
-    x: Operation, weight: Tensor | None, d_o: Tensor, d_chunk: dict[str, Tensor], d_weight: Tensor
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Gradients of q, k [tokens, H, dk] and beta; and ``seen`` of delta_own.py. Fills in d_weight's rows of tokens."""
-    d_q, d_k = (torch.empty_like(d_chunk["d_queries"]) for _ in range(2))
-    d_beta, seen = torch.empty_like(x.beta), torch.empty_like(x.beta)
-    own_of(x, weight, d_o, {**d_chunk, "d_q": d_q, "d_k": d_k, "d_beta": d_beta, "d_own": d_weight, "seen": seen})
-    return d_q, d_k, d_beta, seen
-
-
 def on_tokens(x: Tensor, tiles: Tiles, tokens: int) -> Tensor:
     """x [chunks, H, CHUNK] on the flat token axis: [tokens, H]"""
     place = tiles.first[:, None].long() + torch.arange(CHUNK, device=x.device)
@@ -159,9 +150,3 @@ def on_tokens(x: Tensor, tiles: Tiles, tokens: int) -> Tensor:
     return made[:tokens]
 
 
-def sums_from(x: Tensor, settings: Settings) -> Tensor:
-    """Sums of x [tokens, H] from each token to its sequence's last; in float64, since most of it cancels."""
-    tiles, running = settings.tiles, x.double().cumsum(0)
-    last = (tiles.offset[1:].long() - 1).clamp_min(0)
-    sequence = torch.searchsorted(tiles.offset[1:].contiguous(), torch.arange(len(x), device=x.device), right=True)
-    return (running[last][sequence] - running + x).float()

@@ -28,60 +28,33 @@ from dla.ops.gpu.tiles import CHUNK, Tiles
 
 
 @triton.jit
-def load_parts(S, number, column, DK: tl.constexpr, DV: tl.constexpr, BK: tl.constexpr):
-    """Columns of matrix ``number`` of S [.., DK, DV], as parts of BK rows."""
-    parts = ()
-    for i in tl.static_range(tl.cdiv(DK, BK)):
-        parts += (matrix(S, number, i * BK + tl.arange(0, BK), column, DK, DV, True).to(tl.float32),)
-    return parts
-
-
-@triton.jit
-def put_parts(S, number, column, parts, DK: tl.constexpr, DV: tl.constexpr, BK: tl.constexpr):
-    """Write them."""
-    for i in tl.static_range(tl.cdiv(DK, BK)):
-        value = rounded(parts[i], S.dtype.element_ty)
-        put_matrix(S, number, i * BK + tl.arange(0, BK), column, DK, DV, value)
-
-
-@triton.jit
-def zero_parts(DK: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr):
-    parts = ()
-    for _ in tl.static_range(tl.cdiv(DK, BK)):
-        parts += (tl.zeros([BK, BV], tl.float32),)
-    return parts
-
-
-@triton.jit
-def added(a, b):
-    """The sums of their parts."""
-    parts = ()
-    for i in tl.static_range(len(a)):
-        parts += (a[i] + b[i],)
-    return parts
-
-
-@triton.jit
-def meet(x, stride, token, inside, parts, DK: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
-         FACTOR: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
-    """The chunk's rows of x [tokens, DK] times a matrix in parts: [C, BV]"""
-    total = tl.zeros([C, BV], tl.float32)
-    for i in tl.static_range(tl.cdiv(DK, BK)):
-        x_ = rows(x, stride, token, inside, i * BK + tl.arange(0, BK), DK, C)
-        total += product(x_.to(FACTOR), rounded(parts[i], FACTOR), PRECISION)
+def sum_of(S, number, begin, end, row, column, DK: tl.constexpr, DV: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr):
+    """Rows and columns of the sum of matrices begin to end, counted from ``number``."""
+    total = tl.zeros([BK, BV], tl.float32)
+    for state in range(begin, end):
+        total += matrix(S, number + state, row, column, DK, DV, True)
     return total
 
 
 @triton.jit
-def grow(parts, by, x, stride, token, inside, y, DK: tl.constexpr, C: tl.constexpr, BK: tl.constexpr,
-         FACTOR: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
-    """``by`` times a matrix in parts, plus the transpose of the chunk's rows of x [tokens, DK] times y [C, BV]."""
-    y = rounded(y, FACTOR)
-    made = ()
-    for i in tl.static_range(tl.cdiv(DK, BK)):
-        x_ = rows(x, stride, token, inside, i * BK + tl.arange(0, BK), DK, C)
-        made += (parts[i] * by + product(tl.trans(x_.to(FACTOR)), y, PRECISION),)
-    return made
+def past_reads(
+    queries, weight, S, held, count, here, token, inside, column, K,
+    H: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
+    FACTOR: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """sum_i w_i Q' S_i [C, BV] of the ``count`` states at the chunk's start, which begin at number ``held``."""
+    past = tl.zeros([C, BV], tl.float32)
+    for state in range(count):
+        read = tl.zeros([C, BV], tl.float32)
+        for d in range(0, DK, BK):
+            row = d + tl.arange(0, BK)
+            S_ = matrix(S, held + state, row, column, DK, DV, True)
+            q_ = rows(queries, H * DK, token, inside, row, DK, C)
+            read += product(q_, rounded(S_, FACTOR), PRECISION)
+        if weight is not None:
+            read *= tl.load(weight + (here.to(tl.int64) * (K + C) + state) * C + tl.arange(0, C))[:, None]
+        past += read
+    return past
 
 
 @triton.jit
@@ -128,7 +101,7 @@ def delta_walk(
     """One program a sequence, head and BV columns, over the chunks from begin[n] to until[n].
 
     S [N, H, K, DK, DV]: the states at the first chunk's start, then those after the last. Outputs are written if there
-    is ``o``; states at the start of chunk c are kept as number keep[c], if that is not negative, and the Y_j written.
+    is ``o``. If there is ``kept``, the states at the start of chunk c are kept as number keep[c], and the Y_j written.
     """
     tiles: tl.constexpr = tl.cdiv(DV, BV)
     n, h = tl.program_id(0) // tiles // H, tl.program_id(0) // tiles % H
@@ -149,41 +122,41 @@ def delta_walk(
         if o is not None:
             A = own_products(P, weight, D, here, K, C)
             o_ = product(rounded(A, FACTOR), v_.to(FACTOR), PRECISION)
-            past = tl.zeros([C, BV], tl.float32)
-        number = -1
+            old = tl.load(count + c * HEADS + plan_head)
+            past = past_reads(queries, weight, S, held, old, here, token, inside, column, K,
+                              H, DK, DV, C, BK, BV, FACTOR, PRECISION)  # fmt: skip
+            o_ = (o_ + past * e[:, None]) * scale
+            place = (token.to(tl.int64) * H + h) * DV + at[:, None] * (H * DV) + column[None, :]
+            tl.store(o + place, rounded(o_, o.dtype.element_ty), mask=inside[:, None] & (column < DV)[None, :])
         if kept is not None:
-            number = tl.load(keep + c)
+            number = tl.load(keep + c) * H + h
+            for state in range(tl.load(count + c * HEADS + plan_head)):
+                for d in range(0, DK, BK):
+                    row = d + tl.arange(0, BK)
+                    S_ = matrix(S, held + state, row, column, DK, DV, True)
+                    put_matrix(kept, number * K + state, row, column, DK, DV, rounded(S_, kept.dtype.element_ty))
         plan = (c * HEADS + plan_head) * K
         i, s = 0, 0
         for j in range(tl.load(count + tl.load(after + c) * HEADS + plan_head)):
             i_end, s_end = tl.load(heirs + plan + j), tl.load(places + plan + j)
-            X = zero_parts(DK, BK, BV)
-            for state in range(i, i_end):
-                part = load_parts(S, held + state, column, DK, DV, BK)
-                if o is not None:
-                    read = meet(queries, H * DK, token, inside, part, DK, C, BK, BV, FACTOR, PRECISION)
-                    if weight is not None:
-                        read *= tl.load(weight + (here.to(tl.int64) * (K + C) + state) * C + at)[:, None]
-                    past += read
-                if kept is not None:
-                    if number >= 0:
-                        put_parts(kept, (number * H + h) * K + state, column, part, DK, DV, BK)
-                X = added(X, part)
             share = share_of(shares, here.to(tl.int64) * K + j, at, s, s_end, C)
             Y = v_.to(tl.float32) * (to_end * share)[:, None]
             if i_end > i:
-                Y -= E * meet(k, k_stride, token, inside, X, DK, C, BK, BV, FACTOR, PRECISION)
-            if written is not None:
-                if number >= 0:
-                    place = (((number * H + h) * K + j).to(tl.int64) * C + at[:, None]) * DV + column[None, :]
-                    tl.store(written + place, rounded(Y, written.dtype.element_ty), mask=(column < DV)[None, :])
-            X = grow(X, E, keys, H * DK, token, inside, Y, DK, C, BK, FACTOR, PRECISION)
-            put_parts(S, held + j, column, X, DK, DV, BK)
+                for d in range(0, DK, BK):
+                    row = d + tl.arange(0, BK)
+                    X = sum_of(S, held, i, i_end, row, column, DK, DV, BK, BV) * -E
+                    k_ = rows(k, k_stride, token, inside, row, DK, C)
+                    Y += product(k_.to(FACTOR), rounded(X, FACTOR), PRECISION)
+            Y = rounded(Y, FACTOR)
+            if kept is not None:
+                place = ((number * K + j).to(tl.int64) * C + at[:, None]) * DV + column[None, :]
+                tl.store(written + place, Y, mask=(column < DV)[None, :])
+            for d in range(0, DK, BK):
+                row = d + tl.arange(0, BK)
+                X = sum_of(S, held, i, i_end, row, column, DK, DV, BK, BV) * E
+                h_ = rows(keys, H * DK, token, inside, row, DK, C)
+                put_matrix(S, held + j, row, column, DK, DV, X + product(tl.trans(h_), Y, PRECISION))
             i, s = i_end, s_end
-        if o is not None:
-            o_ = (o_ + past * e[:, None]) * scale
-            place = (token.to(tl.int64) * H + h) * DV + at[:, None] * (H * DV) + column[None, :]
-            tl.store(o + place, rounded(o_, o.dtype.element_ty), mask=inside[:, None] & (column < DV)[None, :])
         tl.debug_barrier()  # other threads may read a state at the next chunk
 
 
