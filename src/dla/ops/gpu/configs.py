@@ -62,6 +62,8 @@ FLOAT16: dict[str, Config] = {
     "candidates": {"BK": 32, "BV": 32},
     "carry": {"BV": 16, "held": None},
     "settle": {"BK": 32, "BV": 32},
+    "delta_reads": {"BK": 16, "BV": 16},
+    "delta_inner": {"BK": 16},
 }
 
 # Where products of float32, which are made of three, need more room than those of halves
@@ -71,6 +73,13 @@ FLOAT32: dict[str, Config] = FLOAT16 | {
     "outputs_single": {"registers": None},
     "outputs_log_linear": {"registers": None},
     "outputs_dynamic": {"registers": None, "BV": 32},
+    "delta_chunks": {"BK": 16},
+    "delta_walk": {"BK": 32, "BV": 16},
+    "delta_back": {"BK": 32, "BV": 16},
+    "delta_reads": {},
+    "delta_inner": {"warps": 4, "BK": 16},
+    "delta_steps": {"BK": 16},
+    "delta_outer": {"warps": 4, "BK": 16},
 }
 
 BY_DTYPE = {torch.float16: FLOAT16, torch.float32: FLOAT32}

@@ -74,11 +74,18 @@ def delta_chunks(
     L = overlaps(k, k, k_stride, k_stride, token, inside, DK, C, BK, PRECISION) * beta_[:, None]
     T_ = unit_inverse(tl.where(at[:, None] > at[None, :], L, 0.0), C)
     U = T_ * beta_[None, :]
+    place = (c * H + h).to(tl.int64) * C * C
+    square = place + at[:, None] * C + at[None, :]
+    tl.store(T + square, T_)
+    tl.debug_barrier()  # other threads read what was written
     M = overlaps(q, k, q_stride, k_stride, token, inside, DK, C, BK, PRECISION)
-    P_ = product(tl.where(at[:, None] >= at[None, :], M, 0.0), U, PRECISION)
-    table = (c * H + h).to(tl.int64) * C * C + at[:, None] * C + at[None, :]
-    tl.store(T + table, T_)
-    tl.store(P + table, P_)
+    M = tl.where(at[:, None] >= at[None, :], M, 0.0)
+    for i in range(0, C, BK):  # some columns at a time, which saves registers
+        some = place + at[:, None] * C + i + tl.arange(0, BK)[None, :]
+        beta_some = per_head(beta + h, H, token + i, token + i + tl.arange(0, BK) < tl.load(stop + c), 0.0, BK)
+        tl.store(P + some, product(M, tl.load(T + some) * beta_some[None, :], PRECISION))
+    tl.debug_barrier()
+    P_ = tl.load(P + square)
     queries += (token.to(tl.int64) * H + h) * DK
     keys += (token.to(tl.int64) * H + h) * DK
     for d in range(0, DK, BK):

@@ -71,7 +71,7 @@ class DeltaAttention(torch.autograd.Function):
             states = d_weight if weight is None else torch.where(d_weight == 0, 0, d_weight * weight)
             seen = seen + on_tokens(states[:, :, :K].sum(2), x.tiles, len(seen))
             d_g = sums_from(seen - (v.float() * d_v).sum(-1), x.tiles)
-        group = (len(q), k.shape[1], -1, k.shape[2])
+        group = (len(q), k.shape[1], v.shape[1] // k.shape[1], k.shape[2])
         d_q, d_k = (d.view(group).sum(2).to(y.dtype) for d, y in ((d_q, q), (d_k, k)))
         d_weight = None if weight is None else d_weight
         return d_q, d_k, d_v.to(v.dtype), d_g, d_beta, d_weight, d_shares, None, None

@@ -91,26 +91,39 @@ def delta_inner(
 
 @triton.jit
 def delta_steps(
-    k, beta, T, d_P, d_U, d_M, d_N, d_beta, first, stop, k_stride,
+    k, beta, T, d_P, d_U, d_M, d_N, scratch, d_beta, first, stop, k_stride,
     H: tl.constexpr, GROUP: tl.constexpr, DK: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """d_M (dM) and d_N (N + N^T) [chunks, H, C, C], d_beta [tokens, H]."""
+    """d_M (dM) and d_N (N) [chunks, H, C, C], d_beta [tokens, H]; BK columns at a time, which saves registers."""
     c, h = tl.program_id(0), tl.program_id(1)
-    at, square = tl.arange(0, C), square_of(c * H + h, C)
+    at, place = tl.arange(0, C), (c * H + h).to(tl.int64) * C * C
     token, inside = tokens_of(first, stop, c, C)
     k += h // GROUP * DK
+    square = square_of(c * H + h, C)
+    d_beta_ = tl.sum(tl.load(T + square) * tl.load(d_U + square), 0)
     beta_ = per_head(beta + h, H, token, inside, 0.0, C)
-    d_M_ = product(tl.load(d_P + square), tl.trans(tl.load(T + square) * beta_[None, :]), PRECISION)
-    tl.store(d_M + square, tl.where(at[None, :] <= at[:, None], d_M_, 0.0))
-    T_, d_U_ = tl.load(T + square), tl.load(d_U + square)
-    d_beta_ = tl.sum(T_ * d_U_, 0)
-    d_L = product(tl.trans(T_), d_U_, PRECISION)
-    d_L = -product(d_L, tl.trans(tl.load(T + square) * beta_[None, :]), PRECISION)
-    d_L = tl.where(at[None, :] < at[:, None], d_L, 0.0)
-    d_beta_ += tl.sum(d_L * overlaps(k, k, k_stride, k_stride, token, inside, DK, C, BK, PRECISION), 1)
+    for i in range(0, C, BK):
+        s = i + tl.arange(0, BK)
+        some = place + at[:, None] * C + s[None, :]
+        U = tl.load(T + place + s[:, None] * C + at[None, :]) * beta_[None, :]
+        M = product(tl.load(d_P + square), tl.trans(U), PRECISION)
+        tl.store(d_M + some, tl.where(s[None, :] <= at[:, None], M, 0.0))
+        tl.store(scratch + some, product(tl.trans(tl.load(T + square)), tl.load(d_U + some), PRECISION))
+    tl.debug_barrier()  # other threads read what was written
+    for i in range(0, C, BK):
+        s = i + tl.arange(0, BK)
+        U = tl.load(T + place + s[:, None] * C + at[None, :]) * beta_[None, :]
+        L = -product(tl.load(scratch + square), tl.trans(U), PRECISION)
+        L = tl.where(s[None, :] < at[:, None], L, 0.0)
+        there = token + s < tl.load(stop + c)
+        KK = tl.zeros([C, BK], tl.float32)
+        for d in range(0, DK, BK):
+            column = d + tl.arange(0, BK)
+            k_ = rows(k, k_stride, token, inside, column, DK, C)
+            KK += product(k_, tl.trans(rows(k, k_stride, token + i, there, column, DK, BK)), PRECISION)
+        d_beta_ += tl.sum(L * KK, 1)
+        tl.store(d_N + place + at[:, None] * C + s[None, :], L * beta_[:, None])
     tl.store(d_beta + token.to(tl.int64) * H + h + at * H, d_beta_, mask=inside)
-    N = d_L * beta_[:, None]
-    tl.store(d_N + square, N + tl.trans(N))
 
 
 @triton.jit
@@ -124,11 +137,12 @@ def delta_outer(
     column, at = tl.program_id(0) % tiles * BK + tl.arange(0, BK), tl.arange(0, C)
     token, inside = tokens_of(first, stop, c, C)
     square = square_of(c * H + h, C)
+    transposed = (c * H + h).to(tl.int64) * C * C + at[None, :] * C + at[:, None]
     k_ = rows(k + h // GROUP * DK, k_stride, token, inside, column, DK, C).to(tl.float32)
     d_query = rows(d_queries + h * DK, H * DK, token, inside, column, DK, C)
     d_key = rows(d_old + h * DK, H * DK, token, inside, column, DK, C)
     d_key -= product(tl.trans(tl.load(P + square)), d_query, PRECISION)
-    d_key += product(tl.load(d_N + square), k_, PRECISION)
+    d_key += product(tl.load(d_N + square) + tl.load(d_N + transposed), k_, PRECISION)
     M = tl.load(d_M + square)
     d_query += product(M, k_, PRECISION)
     q_ = rows(q + h // GROUP * DK, q_stride, token, inside, column, DK, C).to(tl.float32)
@@ -148,10 +162,10 @@ def through_chunks(
     _, H, _, dk, _ = x.shape
     d_q, d_k = (torch.empty_like(d_chunk["d_queries"]) for _ in range(2))
     d_beta, seen = torch.empty_like(x.beta), torch.empty_like(x.beta)
-    d_P, d_U, d_M, d_N = (torch.empty_like(x.made.T) for _ in range(4))
+    d_P, d_U, d_M, d_N, scratch = (torch.empty_like(x.made.T) for _ in range(5))
     given = {"q": x.q, "q_stride": x.q.stride(0), "beta": x.beta, "T": x.made.T, "weight": weight, "d_o": d_o}
     given |= {"d_q": d_q, "d_k": d_k, "d_beta": d_beta, "d_own": d_weight, "seen": seen}
-    given |= {"d_P": d_P, "d_U": d_U, "d_M": d_M, "d_N": d_N, **d_chunk}
+    given |= {"d_P": d_P, "d_U": d_U, "d_M": d_M, "d_N": d_N, "scratch": scratch, **d_chunk}
     for kernel in (delta_own, delta_inner, delta_steps, delta_outer):
         arguments, c = x.arguments(kernel.__name__)
         parts = triton.cdiv(dk, arguments["BK"]) if kernel is delta_outer else 1
