@@ -50,6 +50,11 @@ TABLE: dict[str, Config] = {
     "delta_steps": {"warps": 8, "stages": 1, "BK": 32, "BV": 32},
     "delta_outer": {"warps": 8, "stages": 1, "BK": 32, "BV": 32},
     "delta_sums": {"warps": 4, "stages": 1, "BH": 4},
+    "delta_unit_keys": {"warps": 8, "stages": 1, "BK": 32, "BV": 32},
+    "delta_candidates": {"warps": 8, "stages": 1, "BK": 32, "BV": 32},
+    "delta_window": {"warps": 8, "stages": 1, "BK": 32, "BV": 32},
+    "delta_carry": {"warps": 8, "stages": 1, "BK": 32, "BV": 32},
+    "delta_settle": {"warps": 4, "stages": 1},
     # Decoding moves bytes: narrow tiles make enough programs of few sequences, and still whole sectors of 32 bytes.
     "step_one": {"warps": 4, "stages": 1, "BV": 16},
     "step_levels": {"warps": 4, "stages": 1, "BV": 16},
@@ -79,7 +84,7 @@ FLOAT32: dict[str, Config] = FLOAT16 | {
     "delta_reads": {},
     "delta_inner": {"warps": 4, "BK": 16},
     "delta_steps": {"BK": 16},
-    "delta_outer": {"warps": 4, "BK": 16},
+    "delta_outer": {"BK": 16},
 }
 
 BY_DTYPE = {torch.float16: FLOAT16, torch.float32: FLOAT32}

@@ -23,8 +23,6 @@ def unable(problem: Problem) -> str | None:
     rules = problem.rules
     if (reason := runtime.unable(problem)) is not None:
         return reason
-    if problem.beta is not None:
-        return "Triton decides without beta: with it a token changes what every state holds"
     if problem.soft:
         return "the soft gate is made from the states that every token sees, which decisions by chunks do not have"
     if rules.capacity is not None and rules.capacity > MOST_STATES:

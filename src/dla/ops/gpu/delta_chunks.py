@@ -74,14 +74,14 @@ def delta_chunks(
     L = overlaps(k, k, k_stride, k_stride, token, inside, DK, C, BK, PRECISION) * beta_[:, None]
     T_ = unit_inverse(tl.where(at[:, None] > at[None, :], L, 0.0), C)
     U = T_ * beta_[None, :]
-    place = (c * H + h).to(tl.int64) * C * C
-    square = place + at[:, None] * C + at[None, :]
+    table = (c * H + h).to(tl.int64) * C * C
+    square = table + at[:, None] * C + at[None, :]
     tl.store(T + square, T_)
     tl.debug_barrier()  # other threads read what was written
     M = overlaps(q, k, q_stride, k_stride, token, inside, DK, C, BK, PRECISION)
     M = tl.where(at[:, None] >= at[None, :], M, 0.0)
     for i in range(0, C, BK):  # some columns at a time, which saves registers
-        some = place + at[:, None] * C + i + tl.arange(0, BK)[None, :]
+        some = table + at[:, None] * C + i + tl.arange(0, BK)[None, :]
         beta_some = per_head(beta + h, H, token + i, token + i + tl.arange(0, BK) < tl.load(stop + c), 0.0, BK)
         tl.store(P + some, product(M, tl.load(T + some) * beta_some[None, :], PRECISION))
     tl.debug_barrier()

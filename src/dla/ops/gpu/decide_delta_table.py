@@ -1,0 +1,207 @@
+"""With the delta rule: a chunk's tokens against every state that could have started at one of them.
+
+Over unit keys and values, with steps b_t = beta_t |k_t|^2, sizes n_t = |beta_t||k_t||v_t| and decays D[t, s], the sum of
+g over (s, t), token t sees of the state of the tokens [j, t)
+
+    S^T k_t    = sum over s in [j, t) of a[t, s] v_s         a[t, s] = e^D[t, s] n_s (+-) c[t, s]
+    c[t, s]    = k_t^T (I - b_{t-1} k k^T) ... (I - b_{s+1} k k^T) k_s = (N (I + diag(b) N)^-1)[t, s], N = tril(K K^T, -1)
+    x[t, j]    = k_t^T S v_t = sum over s in [j, t) of a[t, s] V[t, s]                              V = the values' products
+    y[t, j]    = |S^T k_t|^2 = sum over s in [j, t) of a[t, s] (a[t, s] + 2 (a tril(V, -1))[t, s])
+    square[t, j] = |S|^2, of which step s leaves
+                 e^2g_s (square - b_s (2 - b_s) y) + n_s^2 + 2 e^g_s n_s (1 - b_s)(+-) x
+
+since transitions do not depend on where a state started: suffix sums, and a triangular matrix times what steps add.
+As in decide_table.py sizes are logarithms, rows of tables are over 2^level[t], and rows that are not finite count as
+zero. ``delta_unit_keys`` makes c, and the unit keys as they meet a state at the chunk's start (eff) and leave it at its
+end (end); ``delta_candidates`` the tables.
+"""
+
+import triton
+import triton.language as tl
+
+from dla.ops.gpu.decide_candidates import locate, opens, twice
+from dla.ops.gpu.decide_table import (
+    BAD,
+    FAINTEST,
+    INFINITE,
+    LOG2_E,
+    LOWEST,
+    NONE,
+    NOTHING,
+    STRONGEST,
+    gram,
+    information,
+    larger,
+    parts,
+    rows,
+    scaled,
+)
+from dla.ops.gpu.delta_chunks import unit_inverse
+from dla.ops.gpu.language import product
+
+DELTA_LINKS = tl.constexpr(4)  # rows of int32 a chunk and head: following, last, poisoned, beyond (decide_delta_window.py)
+# Rows of float32: size, level, running decay (coarse and fine), decay, step b, sign of beta, both factors of unit keys,
+# both of unit values, x and y of the state that starts with the chunk, squares of all states at the chunk's end.
+DELTA_NOTES = tl.constexpr(14)
+SMALLEST = tl.constexpr(2 * FAINTEST.value)  # a logarithm: what a square is at least, beside larger ones
+
+
+@triton.jit
+def over_of(own):
+    """One over the size of rows that have these squares; 0 of none, and the logarithm of that size."""
+    zero = own <= 0
+    own = tl.where(zero, 1.0, own)
+    return tl.where(zero, 0.0, 1 / tl.sqrt(own)), tl.where(zero, NONE, 0.5 * tl.log2(own))
+
+
+@triton.jit
+def unit_rows(x, inside, stride, d, scale, over, WIDTH: tl.constexpr, TILE: tl.constexpr):
+    """Columns of a chunk's unit rows, in float32."""
+    return scaled(rows(x, inside, stride, d, WIDTH, TILE), scale).to(tl.float32) * over[:, None]
+
+
+@triton.jit
+def diagonal(x, C: tl.constexpr):
+    at = tl.arange(0, C)
+    return tl.sum(tl.where(at[:, None] == at[None, :], x, 0.0), 1)
+
+
+@triton.jit
+def delta_unit_keys(
+    k, beta, first, end, c, eff, end_keys, notes, links, k_stride,
+    HEADS: tl.constexpr, GROUP: tl.constexpr, DK: tl.constexpr, TILE_K: tl.constexpr, PRECISION: tl.constexpr,
+    C: tl.constexpr,
+):  # fmt: skip
+    """c [chunks, HEADS, C, C]; eff, end_keys [tokens, HEADS, DK] float32."""
+    at = tl.arange(0, C)
+    program, _, head, token, inside = locate(first, end, HEADS, C)
+    k += token * k_stride + head // GROUP * DK
+    keys, scale, exponent = gram(k, inside, k_stride, DK, TILE_K, PRECISION)
+    over, log_k = over_of(diagonal(keys, C))
+    log_k += exponent
+    step = tl.load(beta + token * HEADS + head + at * HEADS, mask=inside, other=0.0)
+    bad = (scale == 0) | ((step.to(tl.int32, bitcast=True) & 0x7FFFFFFF) >= INFINITE)
+    step = tl.where(bad, 0.0, step)
+    b = step * tl.exp2(tl.minimum(2 * log_k, 100.0))
+    note = notes + program * DELTA_NOTES * C + at
+    zero = (step == 0) | (log_k < 0.5 * NONE)
+    tl.store(note, tl.where(zero, NONE, log_k + tl.log2(tl.where(zero, 1.0, tl.abs(step)))))
+    tl.store(note + 5 * C, b)
+    tl.store(note + 6 * C, tl.where(step < 0, -1.0, 1.0))
+    tl.store(note + 7 * C, scale)
+    tl.store(note + 8 * C, over)
+    tl.store(links + program * DELTA_LINKS * C + 2 * C + at, bad.to(tl.int32))
+    N = tl.where(at[:, None] > at[None, :], keys * (over[:, None] * over[None, :]), 0.0)
+    T = unit_inverse(N * b[:, None], C)
+    square = program * C * C + at[:, None] * C + at[None, :]
+    c_ = product(N, T, PRECISION)
+    tl.store(c + square, c_)
+    eff += (token * HEADS + head) * DK
+    end_keys += (token * HEADS + head) * DK
+    for d in range(0, DK, TILE_K):
+        column = d + tl.arange(0, TILE_K)
+        k_ = unit_rows(k, inside, k_stride, d, scale, over, DK, TILE_K)
+        place, there = at[:, None] * (HEADS * DK) + column[None, :], inside[:, None] & (column < DK)[None, :]
+        tl.store(eff + place, k_ - product(c_, k_ * b[:, None], PRECISION), mask=there)
+        tl.store(end_keys + place, product(tl.trans(T), k_, PRECISION), mask=there)
+
+
+@triton.jit
+def left_by(x, y, size, level, after, step, b, sign):
+    """What each step s adds to the square of the states that see x[s, j] and y[s, j], over 2^(2 after[s])."""
+    own, past = size - after, level + step - after
+    mixed = 2 * tl.exp2(own + past) * sign * (1 - b)
+    return tl.exp2(2 * own)[:, None] + mixed[:, None] * x - (tl.exp2(2 * past) * b * (2 - b))[:, None] * y
+
+
+@triton.jit
+def passing(decay, after, level, C: tl.constexpr):
+    """[t, s]: how much of what step s adds is left when t sees it; both over their levels."""
+    at = tl.arange(0, C)
+    left = tl.exp2(tl.maximum(2 * (decay + after[None, :] - level[:, None]), SMALLEST))
+    return tl.where(at[None, :] < at[:, None], left, 0.0)
+
+
+@triton.jit
+def decays_of(g, token, head, inside, HEADS: tl.constexpr, DECAYS: tl.constexpr, C: tl.constexpr):
+    """Of a chunk's tokens, to base 2: decays, their running sums in two parts, D [t, s], and which are no numbers."""
+    at = tl.arange(0, C)
+    step = tl.zeros([C], tl.float32)
+    if DECAYS:
+        step = tl.load(g + token * HEADS + head + at * HEADS, mask=inside, other=0.0).to(tl.float32) * LOG2_E
+    bad = step != step
+    step = tl.where(bad, 0.0, tl.where(step < STRONGEST, NOTHING, step))
+    coarse, fine = parts(step)
+    sum_coarse, sum_fine = tl.cumsum(coarse, 0), tl.cumsum(fine, 0)
+    decay = (sum_coarse - coarse)[:, None] - sum_coarse[None, :] + ((sum_fine - fine)[:, None] - sum_fine[None, :])
+    return step, sum_coarse, sum_fine, tl.where(at[None, :] < at[:, None], decay, NONE), bad
+
+
+@triton.jit(do_not_specialize=["block"])
+def delta_candidates(
+    v, g, first, end, sequence, offset, position0, c, V, own_scores, notes, links, v_stride, tau, block,
+    HEADS: tl.constexpr, DV: tl.constexpr, TILE_V: tl.constexpr, DECAYS: tl.constexpr, CARRIED: tl.constexpr,
+    BLOCK: tl.constexpr, STATE: tl.constexpr, PRECISION: tl.constexpr, C: tl.constexpr, DOUBLINGS: tl.constexpr,
+):  # fmt: skip
+    """V, own_scores [chunks, HEADS, C, C]; c becomes a, over levels."""
+    at = tl.arange(0, C)
+    program, chunk, head, token, inside = locate(first, end, HEADS, C)
+    note, link = notes + program * DELTA_NOTES * C + at, links + program * DELTA_LINKS * C + at
+    square_at = program * C * C + at[:, None] * C + at[None, :]
+    values, scale_v, exponent = gram(v + token * v_stride + head * DV, inside, v_stride, DV, TILE_V, PRECISION)
+    over_v, log_v = over_of(diagonal(values, C))
+    values = values * (over_v[:, None] * over_v[None, :])
+    tl.store(V + square_at, values)
+    size = tl.maximum(tl.load(note) + log_v + exponent, NONE)
+    size = tl.where(size < 0.5 * NONE, NONE, size)
+    step, coarse, fine, decay, bad_decay = decays_of(g, token, head, inside, HEADS, DECAYS, C)
+    event = tl.where((tl.load(link + 2 * C) > 0) | (scale_v == 0), at, tl.where(bad_decay, at - 1, -2))
+    poisoned = tl.associative_scan(event, 0, larger)
+    weight = decay + size[None, :]
+    level = tl.maximum(tl.max(weight, 1), LOWEST)
+    share = tl.where(weight > LOWEST, tl.exp2(tl.maximum(weight - level[:, None], FAINTEST)), 0.0)
+    sign, b = tl.load(note + 6 * C), tl.load(note + 5 * C)
+    a = share * sign[None, :] * tl.load(c + square_at)
+    tl.store(c + square_at, a)
+    terms = a * values
+    x, x_own = tl.cumsum(terms, 1, reverse=True), tl.sum(terms, 1)
+    terms = a * (a + 2 * product(a, tl.where(at[None, :] < at[:, None], values, 0.0), PRECISION))
+    y, y_own = tl.cumsum(terms, 1, reverse=True), tl.sum(terms, 1)
+    after = tl.maximum(level + step, size)
+    added = tl.where(at[:, None] >= at[None, :], left_by(x, y, size, level, after, step, b, sign), 0.0)
+    square = product(passing(decay, after, level, C), added, PRECISION)
+    score = information(sign[:, None] * x, square, (size - level)[:, None], STATE)
+
+    # squares at the chunk's end, over the level there
+    last = at == C - 1
+    end_coarse, end_fine = tl.sum(tl.where(last, coarse, 0.0), 0), tl.sum(tl.where(last, fine, 0.0), 0)
+    end_level = tl.sum(tl.where(last, after, 0.0), 0)
+    left = (end_coarse - coarse) + (end_fine - fine) + after - end_level
+    squares = tl.sum(added * tl.exp2(tl.maximum(2 * left, SMALLEST))[:, None], 0)
+
+    tl.store(note, size)
+    tl.store(note + C, level)
+    tl.store(note + 2 * C, coarse)
+    tl.store(note + 3 * C, fine)
+    tl.store(note + 4 * C, step)
+    tl.store(note + 9 * C, scale_v)
+    tl.store(note + 10 * C, over_v)
+    tl.store(note + 11 * C, x_own)
+    tl.store(note + 12 * C, y_own)
+    tl.store(note + 13 * C, squares)
+    score = tl.where(at[None, :] > poisoned[:, None], score, BAD)
+    tl.store(own_scores + square_at, score)
+    position = at.to(tl.int64)
+    if BLOCK:
+        n = tl.load(sequence + chunk)
+        position += token - tl.load(offset + n)
+        if CARRIED:
+            position += tl.load(position0 + n)
+    hit = opens(score, position[:, None], tau, block, BLOCK) & (at[None, :] < at[:, None]) & inside[:, None]
+    following = tl.min(tl.where(hit, at[:, None], C), 0)
+    leads = tl.where(following < C, following, at)
+    for _ in tl.static_range(DOUBLINGS):
+        leads = twice(leads)
+    tl.store(link, following)
+    tl.store(link + C, leads)
+    tl.store(link + 2 * C, poisoned)
