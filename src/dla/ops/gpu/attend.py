@@ -15,10 +15,10 @@ def unable(problem: Problem) -> str | None:
     """Why the second stage cannot run a problem in Triton."""
     if (reason := runtime.unable(problem)) is not None:
         return reason
-    if problem.soft:
-        return "the Triton kernels of attend have no soft gate (temperature)"
     if problem.beta is not None:
         return unable_with_beta(problem)
+    if problem.soft:
+        return "the Triton kernels of attend have no soft gate (temperature)"
     if problem.needs_gradient:
         return "the Triton kernels of attend have no backward"
     return None

@@ -51,9 +51,10 @@ TABLE: dict[str, Config] = {
     "delta_outer": {"warps": 8, "stages": 1, "BK": 32, "BV": 32},
     "delta_sums": {"warps": 4, "stages": 1, "BH": 4},
     "delta_unit_keys": {"warps": 8, "stages": 1, "BK": 32, "BV": 32},
-    "delta_candidates": {"warps": 8, "stages": 1, "BK": 32, "BV": 32},
-    "delta_window": {"warps": 8, "stages": 1, "BK": 32, "BV": 32},
-    "delta_carry": {"warps": 8, "stages": 1, "BK": 32, "BV": 32},
+    "delta_terms": {"warps": 8, "stages": 1, "BK": 16, "BV": 16},
+    "delta_scores": {"warps": 8, "stages": 1, "BK": 16, "BV": 16},
+    "delta_window": {"warps": 8, "stages": 1, "BK": 16, "BV": 16},
+    "delta_carry": {"warps": 8, "stages": 1, "BK": 16, "BV": 16},
     "delta_settle": {"warps": 4, "stages": 1},
     # Decoding moves bytes: narrow tiles make enough programs of few sequences, and still whole sectors of 32 bytes.
     "step_one": {"warps": 4, "stages": 1, "BV": 16},
@@ -69,6 +70,7 @@ FLOAT16: dict[str, Config] = {
     "settle": {"BK": 32, "BV": 32},
     "delta_reads": {"BK": 16, "BV": 16},
     "delta_inner": {"BK": 16},
+    "delta_unit_keys": {"BK": 16},
 }
 
 # Where products of float32, which are made of three, need more room than those of halves

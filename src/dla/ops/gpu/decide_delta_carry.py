@@ -13,8 +13,8 @@ import triton
 import triton.language as tl
 
 from dla.ops.gpu.decide_candidates import opens
-from dla.ops.gpu.decide_delta_table import DELTA_LINKS, DELTA_NOTES, unit_rows
-from dla.ops.gpu.decide_delta_window import end_of, matrix_rows
+from dla.ops.gpu.decide_delta_table import DELTA_LINKS, DELTA_NOTES, end_of, unit_rows
+from dla.ops.gpu.decide_delta_window import matrix_rows
 from dla.ops.gpu.decide_table import BAD, FIRST, LOWEST, NONE, information
 from dla.ops.gpu.language import product
 
@@ -34,10 +34,18 @@ def composed(a, b, c, d):
 
 
 @triton.jit
-def before_each(x, C: tl.constexpr):
-    """x[t - 1]; 0 for t = 0"""
-    at = tl.arange(0, C)
-    return tl.sum(tl.where(at[None, :] == at[:, None] - 1, x[None, :], 0.0), 1)
+def from_tokens(
+    a, v, note, token, end, j, v_stride, DV: tl.constexpr, TILE: tl.constexpr, TILE_V: tl.constexpr,
+    PRECISION: tl.constexpr, C: tl.constexpr,
+):  # fmt: skip
+    """Columns from j of a times a chunk's unit values: [C, TILE_V]. Some tokens at a time, which saves registers."""
+    total = tl.zeros([C, TILE_V], tl.float32)
+    for s in range(0, C, TILE):
+        at = s + tl.arange(0, TILE)
+        scale, over = tl.load(note + 9 * C + at), tl.load(note + 10 * C + at)
+        values = unit_rows(v + (token + s) * v_stride, token + at < end, v_stride, j, scale, over, DV, TILE_V)
+        total += product(tl.load(a + tl.arange(0, C)[:, None] * C + at[None, :]), values, PRECISION)
+    return total
 
 
 @triton.jit
@@ -117,8 +125,9 @@ def delta_carry(
             gone = square <= 0
             norm = tl.where(gone, NONE, scale + 0.5 * tl.log2(tl.where(gone, 1.0, square)))
             top = tl.maximum(level, norm + passed)
+            mine = tl.exp2(level - top)
             now = tl.where(gone, 0.0, tl.exp2(scale + passed - top))
-            end_coarse, end_fine, _ = end_of(note, C)
+            end_coarse, end_fine, _level = end_of(note, C)
             rest = (end_coarse - tl.load(note + 2 * C + at)) + (end_fine - tl.load(note + 3 * C + at))
             faded = end_coarse + end_fine
             reached = tl.maximum(tl.max(rest + size, 0), tl.maximum(norm + faded, LOWEST))
@@ -134,9 +143,9 @@ def delta_carry(
                     met = matrix_rows(eff, token, inside, i + tl.arange(0, TILE_K), HEADS, DK, C)
                     place, there = tile_at(matrix, program, i, j, DK, DV, TILE_K, TILE_V)
                     R += product(met, tl.load(place, mask=there, other=0.0), PRECISION)
-                a = tl.load(c + here * C * C + at[:, None] * C + at[None, :]) * tl.exp2(level - top)[:, None]
+                seen = from_tokens(c + here * C * C, v, note, token, end, j, v_stride, DV, TILE_K, TILE_V, PRECISION, C)
+                seen = seen * mine[:, None] + R * now[:, None]
                 values = unit_rows(v + token * v_stride, inside, v_stride, j, scale_v, over_v, DV, TILE_V)
-                seen = R * now[:, None] + product(a, values, PRECISION)
                 x += tl.sum(seen * values, 1)
                 y += tl.sum(seen * seen, 1)
                 row = values * written[:, None] - seen * erased[:, None]
@@ -152,12 +161,17 @@ def delta_carry(
                 own, past = tl.exp2(size - after), tl.exp2(top + step - after)
                 added = own * own + 2 * own * past * sign * (1 - b) * x - past * past * b * (2 - b) * y
                 start = tl.where(gone, 0.0, tl.exp2(norm - tl.sum(tl.where(at == 0, top, 0.0), 0)))
+                spare = note + 11 * C + at  # three rows of notes have served
+                tl.store(spare, past * past)
+                tl.store(spare + C, added)
+                tl.store(spare + 3 * C, after)
+                tl.debug_barrier()  # other threads read what was written
                 late = at > 0
-                left = tl.where(late, before_each(past * past, C), 0.0)
-                adds = tl.where(late, before_each(added, C), start * start)
+                left = tl.load(spare - 1, mask=late, other=0.0)
+                adds = tl.where(late, tl.load(spare + C - 1, mask=late, other=0.0), start * start)
                 # row t of the table is over 2^top[t], which can be more than what the step before it leaves
-                rise = tl.where(late, tl.exp2(2 * (before_each(after, C) - top)), 1.0)
-                _, whole = tl.associative_scan((left * rise, adds * rise), 0, composed)
+                rise = tl.where(late, tl.exp2(2 * (tl.load(spare + 3 * C - 1, mask=late, other=0.0) - top)), 1.0)
+                _left, whole = tl.associative_scan((left * rise, adds * rise), 0, composed)
                 found = information(sign * x, whole, size - top, STATE)
                 found = tl.where(poisoned >= -1, BAD, found)
                 opening = opens(found, position + (chunk - first_chunk) * C, tau, block, BLOCK)

@@ -10,18 +10,17 @@ g over (s, t), token t sees of the state of the tokens [j, t)
     square[t, j] = |S|^2, of which step s leaves
                  e^2g_s (square - b_s (2 - b_s) y) + n_s^2 + 2 e^g_s n_s (1 - b_s)(+-) x
 
-since transitions do not depend on where a state started: suffix sums, and a triangular matrix times what steps add.
-As in decide_table.py sizes are logarithms, rows of tables are over 2^level[t], and rows that are not finite count as
+since transitions do not depend on where a state started: suffix sums, and a triangular matrix times what steps add
+(decide_delta_scores.py). As in decide_table.py sizes are logarithms, rows of tables are over 2^level[t], and rows that are not finite count as
 zero. ``delta_unit_keys`` makes c, and the unit keys as they meet a state at the chunk's start (eff) and leave it at its
-end (end); ``delta_candidates`` the tables.
+end (end); ``delta_terms`` x and y.
 """
 
 import triton
 import triton.language as tl
 
-from dla.ops.gpu.decide_candidates import locate, opens, twice
+from dla.ops.gpu.decide_candidates import locate
 from dla.ops.gpu.decide_table import (
-    BAD,
     FAINTEST,
     INFINITE,
     LOG2_E,
@@ -30,7 +29,6 @@ from dla.ops.gpu.decide_table import (
     NOTHING,
     STRONGEST,
     gram,
-    information,
     larger,
     parts,
     rows,
@@ -41,9 +39,9 @@ from dla.ops.gpu.language import product
 
 DELTA_LINKS = tl.constexpr(4)  # rows of int32 a chunk and head: following, last, poisoned, beyond (decide_delta_window.py)
 # Rows of float32: size, level, running decay (coarse and fine), decay, step b, sign of beta, both factors of unit keys,
-# both of unit values, x and y of the state that starts with the chunk, squares of all states at the chunk's end.
-DELTA_NOTES = tl.constexpr(14)
-SMALLEST = tl.constexpr(2 * FAINTEST.value)  # a logarithm: what a square is at least, beside larger ones
+# both of unit values, x and y of the state that starts with the chunk, squares of all states at the chunk's end, level
+# beside states of the chunk before.
+DELTA_NOTES = tl.constexpr(15)
 
 
 @triton.jit
@@ -58,6 +56,14 @@ def over_of(own):
 def unit_rows(x, inside, stride, d, scale, over, WIDTH: tl.constexpr, TILE: tl.constexpr):
     """Columns of a chunk's unit rows, in float32."""
     return scaled(rows(x, inside, stride, d, WIDTH, TILE), scale).to(tl.float32) * over[:, None]
+
+
+@triton.jit
+def end_of(note, C: tl.constexpr):
+    """Running decay (coarse and fine) and level at a chunk's end."""
+    last = note + C - 1
+    after = tl.maximum(tl.load(last + C) + tl.load(last + 4 * C), tl.load(last))
+    return tl.load(last + 2 * C), tl.load(last + 3 * C), after
 
 
 @triton.jit
@@ -94,8 +100,13 @@ def delta_unit_keys(
     N = tl.where(at[:, None] > at[None, :], keys * (over[:, None] * over[None, :]), 0.0)
     T = unit_inverse(N * b[:, None], C)
     square = program * C * C + at[:, None] * C + at[None, :]
-    c_ = product(N, T, PRECISION)
-    tl.store(c + square, c_)
+    tl.store(c + square, T)
+    tl.debug_barrier()  # other threads read what was written
+    for i in range(0, C, TILE_K):  # some columns at a time, which saves registers
+        some = program * C * C + at[:, None] * C + i + tl.arange(0, TILE_K)[None, :]
+        tl.store(c + some, product(N, tl.load(c + some), PRECISION))
+    tl.debug_barrier()
+    c_ = tl.load(c + square)
     eff += (token * HEADS + head) * DK
     end_keys += (token * HEADS + head) * DK
     for d in range(0, DK, TILE_K):
@@ -104,22 +115,6 @@ def delta_unit_keys(
         place, there = at[:, None] * (HEADS * DK) + column[None, :], inside[:, None] & (column < DK)[None, :]
         tl.store(eff + place, k_ - product(c_, k_ * b[:, None], PRECISION), mask=there)
         tl.store(end_keys + place, product(tl.trans(T), k_, PRECISION), mask=there)
-
-
-@triton.jit
-def left_by(x, y, size, level, after, step, b, sign):
-    """What each step s adds to the square of the states that see x[s, j] and y[s, j], over 2^(2 after[s])."""
-    own, past = size - after, level + step - after
-    mixed = 2 * tl.exp2(own + past) * sign * (1 - b)
-    return tl.exp2(2 * own)[:, None] + mixed[:, None] * x - (tl.exp2(2 * past) * b * (2 - b))[:, None] * y
-
-
-@triton.jit
-def passing(decay, after, level, C: tl.constexpr):
-    """[t, s]: how much of what step s adds is left when t sees it; both over their levels."""
-    at = tl.arange(0, C)
-    left = tl.exp2(tl.maximum(2 * (decay + after[None, :] - level[:, None]), SMALLEST))
-    return tl.where(at[None, :] < at[:, None], left, 0.0)
 
 
 @triton.jit
@@ -137,48 +132,44 @@ def decays_of(g, token, head, inside, HEADS: tl.constexpr, DECAYS: tl.constexpr,
     return step, sum_coarse, sum_fine, tl.where(at[None, :] < at[:, None], decay, NONE), bad
 
 
-@triton.jit(do_not_specialize=["block"])
-def delta_candidates(
-    v, g, first, end, sequence, offset, position0, c, V, own_scores, notes, links, v_stride, tau, block,
-    HEADS: tl.constexpr, DV: tl.constexpr, TILE_V: tl.constexpr, DECAYS: tl.constexpr, CARRIED: tl.constexpr,
-    BLOCK: tl.constexpr, STATE: tl.constexpr, PRECISION: tl.constexpr, C: tl.constexpr, DOUBLINGS: tl.constexpr,
-):  # fmt: skip
-    """V, own_scores [chunks, HEADS, C, C]; c becomes a, over levels."""
+@triton.jit
+def crossed(a, b, out, place, C: tl.constexpr, TILE: tl.constexpr, PRECISION: tl.constexpr):
+    """out = a @ tril(b, -1) for matrices [C, C] at their places, some columns at a time, which saves registers."""
     at = tl.arange(0, C)
-    program, chunk, head, token, inside = locate(first, end, HEADS, C)
+    for i in range(0, C, TILE):
+        s = i + tl.arange(0, TILE)
+        some = at[:, None] * C + s[None, :]
+        below = tl.load(b + some, mask=s[None, :] < at[:, None], other=0.0)
+        tl.store(out + place + some, product(a, below, PRECISION))
+
+
+@triton.jit
+def delta_terms(
+    v, g, first, end, c, V, own_scores, own_y, notes, links, v_stride,
+    HEADS: tl.constexpr, DV: tl.constexpr, TILE_K: tl.constexpr, TILE_V: tl.constexpr, DECAYS: tl.constexpr,
+    PRECISION: tl.constexpr, C: tl.constexpr,
+):  # fmt: skip
+    """V, x (in own_scores) and y [chunks, HEADS, C, C]; c becomes a, over levels."""
+    at = tl.arange(0, C)
+    program, _, head, token, inside = locate(first, end, HEADS, C)
     note, link = notes + program * DELTA_NOTES * C + at, links + program * DELTA_LINKS * C + at
-    square_at = program * C * C + at[:, None] * C + at[None, :]
+    square = program * C * C + at[:, None] * C + at[None, :]
     values, scale_v, exponent = gram(v + token * v_stride + head * DV, inside, v_stride, DV, TILE_V, PRECISION)
     over_v, log_v = over_of(diagonal(values, C))
     values = values * (over_v[:, None] * over_v[None, :])
-    tl.store(V + square_at, values)
+    tl.store(V + square, values)
     size = tl.maximum(tl.load(note) + log_v + exponent, NONE)
     size = tl.where(size < 0.5 * NONE, NONE, size)
     step, coarse, fine, decay, bad_decay = decays_of(g, token, head, inside, HEADS, DECAYS, C)
     event = tl.where((tl.load(link + 2 * C) > 0) | (scale_v == 0), at, tl.where(bad_decay, at - 1, -2))
-    poisoned = tl.associative_scan(event, 0, larger)
+    tl.store(link + 2 * C, tl.associative_scan(event, 0, larger))
     weight = decay + size[None, :]
     level = tl.maximum(tl.max(weight, 1), LOWEST)
     share = tl.where(weight > LOWEST, tl.exp2(tl.maximum(weight - level[:, None], FAINTEST)), 0.0)
-    sign, b = tl.load(note + 6 * C), tl.load(note + 5 * C)
-    a = share * sign[None, :] * tl.load(c + square_at)
-    tl.store(c + square_at, a)
+    a = share * tl.load(note + 6 * C)[None, :] * tl.load(c + square)
+    tl.store(c + square, a)
     terms = a * values
-    x, x_own = tl.cumsum(terms, 1, reverse=True), tl.sum(terms, 1)
-    terms = a * (a + 2 * product(a, tl.where(at[None, :] < at[:, None], values, 0.0), PRECISION))
-    y, y_own = tl.cumsum(terms, 1, reverse=True), tl.sum(terms, 1)
-    after = tl.maximum(level + step, size)
-    added = tl.where(at[:, None] >= at[None, :], left_by(x, y, size, level, after, step, b, sign), 0.0)
-    square = product(passing(decay, after, level, C), added, PRECISION)
-    score = information(sign[:, None] * x, square, (size - level)[:, None], STATE)
-
-    # squares at the chunk's end, over the level there
-    last = at == C - 1
-    end_coarse, end_fine = tl.sum(tl.where(last, coarse, 0.0), 0), tl.sum(tl.where(last, fine, 0.0), 0)
-    end_level = tl.sum(tl.where(last, after, 0.0), 0)
-    left = (end_coarse - coarse) + (end_fine - fine) + after - end_level
-    squares = tl.sum(added * tl.exp2(tl.maximum(2 * left, SMALLEST))[:, None], 0)
-
+    tl.store(own_scores + square, tl.cumsum(terms, 1, reverse=True))
     tl.store(note, size)
     tl.store(note + C, level)
     tl.store(note + 2 * C, coarse)
@@ -186,22 +177,12 @@ def delta_candidates(
     tl.store(note + 4 * C, step)
     tl.store(note + 9 * C, scale_v)
     tl.store(note + 10 * C, over_v)
-    tl.store(note + 11 * C, x_own)
-    tl.store(note + 12 * C, y_own)
-    tl.store(note + 13 * C, squares)
-    score = tl.where(at[None, :] > poisoned[:, None], score, BAD)
-    tl.store(own_scores + square_at, score)
-    position = at.to(tl.int64)
-    if BLOCK:
-        n = tl.load(sequence + chunk)
-        position += token - tl.load(offset + n)
-        if CARRIED:
-            position += tl.load(position0 + n)
-    hit = opens(score, position[:, None], tau, block, BLOCK) & (at[None, :] < at[:, None]) & inside[:, None]
-    following = tl.min(tl.where(hit, at[:, None], C), 0)
-    leads = tl.where(following < C, following, at)
-    for _ in tl.static_range(DOUBLINGS):
-        leads = twice(leads)
-    tl.store(link, following)
-    tl.store(link + C, leads)
-    tl.store(link + 2 * C, poisoned)
+    tl.store(note + 11 * C, tl.sum(terms, 1))
+    tl.debug_barrier()  # other threads read what was written
+    crossed(a, V + program * C * C, own_y, program * C * C, C, TILE_K, PRECISION)
+    tl.debug_barrier()
+    a = tl.load(c + square)
+    terms = a * (a + 2 * tl.load(own_y + square))
+    tl.debug_barrier()
+    tl.store(own_y + square, tl.cumsum(terms, 1, reverse=True))
+    tl.store(note + 12 * C, tl.sum(terms, 1))

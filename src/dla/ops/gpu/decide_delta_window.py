@@ -5,16 +5,17 @@ as there, token t of this chunk sees of token s of the last one
 
     a[t, s] = e^(decay between) n_s (+-) eff_t . end_s
 
-and of this chunk's own tokens what a state sees that starts with the chunk. ``beyond[j]`` is the first token that would
-end a state from j, C if there is none. So matrices are only needed of states that are older than the last chunk.
+and of this chunk's own tokens what it sees of a state that starts with the chunk. From ``delta_scores`` then comes
+``beyond[j]``, the first token that would end a state from j, C if there is none. So matrices are only needed of states
+that are older than the last chunk.
 """
 
 import triton
 import triton.language as tl
 
-from dla.ops.gpu.decide_candidates import locate, opens
-from dla.ops.gpu.decide_delta_table import DELTA_LINKS, DELTA_NOTES, decays_of, left_by, passing, unit_rows
-from dla.ops.gpu.decide_table import BAD, FAINTEST, LOWEST, information
+from dla.ops.gpu.decide_candidates import locate
+from dla.ops.gpu.decide_delta_table import DELTA_NOTES, crossed, end_of, unit_rows
+from dla.ops.gpu.decide_table import FAINTEST, LOWEST
 from dla.ops.gpu.language import product
 
 
@@ -26,31 +27,20 @@ def matrix_rows(x, first, inside, column, HEADS, DK, C: tl.constexpr):
 
 
 @triton.jit
-def end_of(note, C: tl.constexpr):
-    """Running decay (coarse and fine) and level at a chunk's end."""
-    last = note + C - 1
-    after = tl.maximum(tl.load(last + C) + tl.load(last + 4 * C), tl.load(last))
-    return tl.load(last + 2 * C), tl.load(last + 3 * C), after
-
-
-@triton.jit(do_not_specialize=["block"])
 def delta_window(
-    v, g, first, end, sequence, offset, chunks, position0, c, V, eff, end_keys, old_scores, notes, links,
-    v_stride, tau, block,
+    v, first, end, sequence, chunks, c, V, eff, end_keys, old_scores, old_y, notes, v_stride,
     HEADS: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr, TILE_K: tl.constexpr, TILE_V: tl.constexpr,
-    DECAYS: tl.constexpr, CARRIED: tl.constexpr, BLOCK: tl.constexpr, STATE: tl.constexpr, PRECISION: tl.constexpr,
-    C: tl.constexpr,
+    PRECISION: tl.constexpr, C: tl.constexpr,
 ):  # fmt: skip
-    """old_scores [chunks, HEADS, C, C], of token t and start j; c holds a, over levels."""
+    """x (in old_scores) and y [chunks, HEADS, C, C], of token t and start j; c holds a, over levels."""
     at = tl.arange(0, C)
     program, chunk, head, token, inside = locate(first, end, HEADS, C)
     n = tl.load(sequence + chunk)
-    note, link = notes + program * DELTA_NOTES * C, links + program * DELTA_LINKS * C
+    note = notes + program * DELTA_NOTES * C
     if chunk > tl.load(chunks + n):
         before = token - C  # the last chunk is a whole one
         all_of_them = at >= 0
         old = notes + (program - HEADS) * DELTA_NOTES * C
-        step, coarse, fine, decay, _ = decays_of(g, token, head, inside, HEADS, DECAYS, C)
         size, level = tl.load(note + at), tl.load(note + C + at)
         end_coarse, end_fine, end_level = end_of(old, C)
         passed = tl.load(note + 2 * C + at - 1, mask=at > 0, other=0.0)
@@ -76,24 +66,11 @@ def delta_window(
             old_v = unit_rows(v + before * v_stride + head * DV, all_of_them, v_stride, d, old_scale, old_over, DV, TILE_V)
             both += product(v_, tl.trans(old_v), PRECISION)
         here = program * C * C + at[:, None] * C + at[None, :]
-        earlier = (program - HEADS) * C * C + at[:, None] * C + at[None, :]
-        values = tl.where(at[None, :] < at[:, None], tl.load(V + earlier), 0.0)
-        others = product(tl.load(c + here) * mine[:, None], both, PRECISION) + product(a, values, PRECISION)
-        x = tl.cumsum(a * both, 1, reverse=True) + (tl.load(note + 11 * C + at) * mine)[:, None]
+        tl.store(note + 14 * C + at, top)
+        tl.store(old_scores + here, tl.cumsum(a * both, 1, reverse=True) + (tl.load(note + 11 * C + at) * mine)[:, None])
+        crossed(a, V + (program - HEADS) * C * C, old_y, program * C * C, C, TILE_K, PRECISION)
+        tl.debug_barrier()  # other threads read what was written
+        others = tl.load(old_y + here) + product(tl.load(c + here) * mine[:, None], both, PRECISION)
         y = tl.cumsum(a * (a + 2 * others), 1, reverse=True) + (tl.load(note + 12 * C + at) * mine * mine)[:, None]
-        sign, b = tl.load(note + 6 * C + at), tl.load(note + 5 * C + at)
-        after = tl.maximum(top + step, size)
-        square = product(passing(decay, after, top, C), left_by(x, y, size, top, after, step, b, sign), PRECISION)
-        square += tl.load(old + 13 * C + at)[None, :] * tl.exp2(2 * (end_level + passed - top))[:, None]
-        score = information(sign[:, None] * x, square, (size - top)[:, None], STATE)
-        lost = tl.max(tl.load(links + (program - HEADS) * DELTA_LINKS * C + 2 * C + at), 0)
-        bad = (tl.load(link + 2 * C + at) >= -1)[:, None] | (at <= lost)[None, :]
-        score = tl.where(bad, BAD, score)
-        tl.store(old_scores + here, score)
-        position = at.to(tl.int64)
-        if BLOCK:
-            position += token - tl.load(offset + n)
-            if CARRIED:
-                position += tl.load(position0 + n)
-        hit = opens(score, position[:, None], tau, block, BLOCK) & inside[:, None]
-        tl.store(link + 3 * C + at, tl.min(tl.where(hit, at[:, None], C), 0))
+        tl.debug_barrier()
+        tl.store(old_y + here, y)

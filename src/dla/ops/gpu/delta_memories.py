@@ -3,8 +3,10 @@
 import torch
 from torch import Tensor
 
+from dla.ops.chunked.gate import soft_gate
 from dla.ops.chunked.tokens import tokens_after
 from dla.ops.decide.decided import Decided
+from dla.ops.gpu.delta_gate import Gate
 from dla.ops.gpu.delta_gradients import DeltaAttention, Settings
 from dla.ops.gpu.delta_levels import runs_and_slots
 from dla.ops.gpu.delta_plan import Runs
@@ -27,15 +29,16 @@ def attend(problem: Problem, decided: Decided | None) -> tuple[Tensor, State | N
 
 
 def run(
-    problem: Problem, x: Operands, tiles: Tiles, runs: Runs, S: Tensor, weight: Tensor | None = None
-) -> tuple[Tensor, Tensor]:
+    problem: Problem, x: Operands, tiles: Tiles, runs: Runs, S: Tensor, weight: Tensor | None = None,
+    shares: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Outputs [B, T, H, dv] and the states after the last token; S [N, H, K, dk, dv] are those before the first."""
     assert problem.beta is not None
     beta = problem.layout.flat(problem.beta).float().contiguous()
     lead = CHUNK - 1 if problem.memory == "log_linear" and problem.state is not None else 0  # as Tiles.of has it
     each = tuple(-(-(n + lead) // CHUNK) for n in problem.layout.lengths)
     settings = Settings(problem.scale, tiles, runs, each)
-    o, after = DeltaAttention.apply(x.q, x.k, x.v, x.g, beta, weight, None, settings, S)
+    o, after = DeltaAttention.apply(x.q, x.k, x.v, x.g, beta, weight, shares, settings, S)
     return problem.layout.unflat(o), after
 
 
@@ -86,8 +89,12 @@ def dynamic(problem: Problem, decided: Decided) -> tuple[Tensor, State | None]:
         sums = key_sums_of(x.k, lives.keys, tiles)
         route = problem.layout.flat(problem.route).float().contiguous()
         lam, recency = routed_weights(x.q, x.lam, route, sums, starts, tiles, recency), False
-    weight = Gathered.apply(lam, slots_of(starts, tiles, lam.shape[2], recency), tiles)
-    o, S = run(problem, x, tiles, Runs.of(starts.position, starts.count, tiles), first_states(problem, lives), weight)
+    slots, runs = slots_of(starts, tiles, lam.shape[2], recency), Runs.of(starts.position, starts.count, tiles)
+    if problem.soft:
+        gate = Gate.of(soft_gate(problem, decided), lam, slots, lives.death, runs, tiles)
+        S = empty(problem, gate.runs.states)
+        return run(problem, x, tiles, gate.runs, S, gate.weight, gate.shares)[0], None
+    o, S = run(problem, x, tiles, runs, first_states(problem, lives), Gathered.apply(lam, slots, tiles))
     if not problem.wants_state:
         return o, None
     if capacity is None:

@@ -281,10 +281,8 @@ def test_heads_beside_other_numbers() -> None:
 
 def test_refusals() -> None:
     x = cast(inputs(5), torch.float32)
-    delta = {**x, "beta": torch.rand(1, 5, 2)}
     wants = {**x, "v": x["v"].clone().requires_grad_()}
     for given, options, reason in (
-        (delta, {}, "delta rule"),
         (x, {"temperature": 0.1}, "soft gate"),
         (wants, {}, "backward"),
         (cast(x, torch.float64), {}, "float32, float16 and bfloat16"),

@@ -78,3 +78,25 @@ def test_halves(dtype: torch.dtype) -> None:
     for name, gradient in found.items():
         error = (gradient.double() - expected[name]).square().mean().sqrt()
         assert error <= 4 * torch.finfo(dtype).eps * expected[name].square().mean().sqrt(), name
+
+
+@pytest.mark.parametrize("options", [{}, {"slot_order": "recency", "cu_seqlens": torch.tensor([0, 20, 20, 90])}], ids=str)
+def test_soft_gate(options: dict[str, Any]) -> None:
+    """p waits for the next state; its gradient goes to keys and values too."""
+    x = inputs(90, H=1 + ("cu_seqlens" not in options))
+    options = with_decisions("dynamic", x, {"capacity": 4, **options}) | {"temperature": 0.1}
+    o, expected = gradients("dynamic", x, "reference", torch.float64, options)
+    found_o, found = gradients("dynamic", x, "triton", torch.float32, options)
+    assert_close(found_o, o, EXACT)
+    for name, gradient in found.items():
+        assert_close(gradient, expected[name], 1e-4)
+
+
+def test_soft_gate_through_full_chunks_without_a_boundary() -> None:
+    x = inputs(150, H=1)
+    options = with_decisions("dynamic", x, {"capacity": 3, "tau": 1.2, "block": 100}) | {"temperature": 0.1, "block": None}
+    o, expected = gradients("dynamic", x, "chunked", torch.float64, options)
+    found_o, found = gradients("dynamic", x, "triton", torch.float32, options)
+    assert_close(found_o, o, EXACT)
+    for name, gradient in found.items():
+        assert_close(gradient, expected[name], 1e-4)
