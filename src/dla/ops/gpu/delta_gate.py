@@ -35,7 +35,7 @@ class Gate:
     def of(cls, p: Tensor, lam: Tensor, slots: Tensor, death: Tensor, runs: Runs, tiles: Tiles) -> "Gate":
         """p, death [tokens, H], lam [tokens, H, width]; slots and runs of the hard gate."""
         at = torch.arange(CHUNK, device=p.device)
-        opens = on_chunks(death + 1, tiles) > 0
+        opens = on_chunks(death >= 0, tiles)
         following = torch.where(opens, at, CHUNK).flip(-1).cummin(-1)[0].flip(-1)  # [chunks, H, C]
         old = runs.count[: tiles.count]
         gate = on_chunks(p.float(), tiles)
