@@ -45,6 +45,7 @@ TABLE: dict[str, Config] = {
     "delta_walk": {"warps": 8, "stages": 1, "BK": 64, "BV": 32},
     "delta_back": {"warps": 8, "stages": 1, "BK": 64, "BV": 32},
     "delta_reads": {"warps": 8, "stages": 1, "BK": 32, "BV": 32},
+    "delta_shares": {"warps": 4, "stages": 1, "BK": 32, "BV": 32},
     "delta_own": {"warps": 8, "stages": 1, "BK": 64, "BV": 32},
     "delta_inner": {"warps": 8, "stages": 1, "BK": 32, "BV": 32},
     "delta_steps": {"warps": 8, "stages": 1, "BK": 32, "BV": 32},

@@ -27,7 +27,10 @@ def tables(problem: Problem, tiles: Tiles) -> dict[str, Any]:
     squares = ("c", "V", "own_scores", "own_y", "old_scores", "old_y")
     made: dict[str, Any] = {name: empty(tiles.count, H, CHUNK, CHUNK) for name in squares}
     made |= {name: empty(tokens, H, dk) for name in ("eff", "end_keys")}
-    made |= {"notes": empty(tiles.count, H, DELTA_NOTES.value, CHUNK), "origins": empty(tiles.count, H, dtype=torch.int32)}
+    made |= {
+        "notes": empty(tiles.count, H, DELTA_NOTES.value, CHUNK),
+        "origins": empty(tiles.count, H, dtype=torch.int32),
+    }
     made["links"] = empty(tiles.count, H, DELTA_LINKS.value, CHUNK, dtype=torch.int32)
     return made | {"beta": problem.layout.flat(problem.beta).float().contiguous()}
 

@@ -6,7 +6,8 @@ see of it and of each other (decide_delta_table.py, j = 0)
 
     seen_t = e^(decay since the chunk's start) R_t + sum_s a[t, s] v_s      x_t = seen_t . v_t       y_t = |seen_t|^2
 
-so its square follows from step to step, and S <- e^(decay) S + sum_t e^(decay from t on) k_t (n_t v_t - b_t e^g_t seen_t).
+so its square follows from step to step, and S <- e^(decay) S + sum_t e^(decay from t on) k_t (n_t v_t - b_t e^g_t
+seen_t).
 """
 
 import triton
@@ -113,8 +114,8 @@ def delta_carry(
             if since >= 0:
                 old = notes + (here - HEADS) * DELTA_NOTES * C
                 end_coarse, end_fine, scale = end_of(old, C)
-                square = build(v, end_keys, old, matrix, program, since, token - C, v_stride, scale, end_coarse, end_fine,
-                               HEADS, DK, DV, TILE_K, TILE_V, PRECISION, C)  # fmt: skip
+                square = build(v, end_keys, old, matrix, program, since, token - C, v_stride, scale, end_coarse,
+                               end_fine, HEADS, DK, DV, TILE_K, TILE_V, PRECISION, C)  # fmt: skip
                 lost = tl.max(tl.load(links + (here - HEADS) * DELTA_LINKS * C + 2 * C + at), 0)
                 spoiled = tl.where(lost >= since, -1, -2)
                 tl.debug_barrier()  # other threads read what was written

@@ -1,19 +1,19 @@
 """With the delta rule: a chunk's tokens against every state that could have started at one of them.
 
-Over unit keys and values, with steps b_t = beta_t |k_t|^2, sizes n_t = |beta_t||k_t||v_t| and decays D[t, s], the sum of
-g over (s, t), token t sees of the state of the tokens [j, t)
+Over unit keys and values, with steps b_t = beta_t |k_t|^2, sizes n_t = |beta_t||k_t||v_t| (and the sign of beta_t) and
+decays D[t, s], the sum of g over (s, t), token t sees of the state of the tokens [j, t)
 
-    S^T k_t    = sum over s in [j, t) of a[t, s] v_s         a[t, s] = e^D[t, s] n_s (+-) c[t, s]
-    c[t, s]    = k_t^T (I - b_{t-1} k k^T) ... (I - b_{s+1} k k^T) k_s = (N (I + diag(b) N)^-1)[t, s], N = tril(K K^T, -1)
-    x[t, j]    = k_t^T S v_t = sum over s in [j, t) of a[t, s] V[t, s]                              V = the values' products
-    y[t, j]    = |S^T k_t|^2 = sum over s in [j, t) of a[t, s] (a[t, s] + 2 (a tril(V, -1))[t, s])
+    S^T k_t      = sum over s in [j, t) of a[t, s] v_s        a[t, s] = e^D[t, s] n_s sign_s c[t, s]
+    x[t, j]      = k_t^T S v_t = sum over s in [j, t) of a[t, s] V[t, s]               V: the values' products
+    y[t, j]      = |S^T k_t|^2 = sum over s in [j, t) of a[t, s] (a[t, s] + 2 (a tril(V, -1))[t, s])
     square[t, j] = |S|^2, of which step s leaves
-                 e^2g_s (square - b_s (2 - b_s) y) + n_s^2 + 2 e^g_s n_s (1 - b_s)(+-) x
+                   e^2g_s (square - b_s (2 - b_s) y) + n_s^2 + 2 e^g_s n_s (1 - b_s) sign_s x
 
-since transitions do not depend on where a state started: suffix sums, and a triangular matrix times what steps add
-(decide_delta_scores.py). As in decide_table.py sizes are logarithms, rows of tables are over 2^level[t], and rows that are not finite count as
-zero. ``delta_unit_keys`` makes c, and the unit keys as they meet a state at the chunk's start (eff) and leave it at its
-end (end); ``delta_terms`` x and y.
+where c[t, s] = k_t^T (I - b_{t-1} k k^T) ... (I - b_{s+1} k k^T) k_s = (N (I + diag(b) N)^-1)[t, s] with
+N = tril(K K^T, -1). Transitions do not depend on where a state started: all this is suffix sums, and a triangular
+matrix times what steps add (decide_delta_scores.py). As in decide_table.py sizes are logarithms, rows of tables are over
+2^level[t], and rows that are not finite count as zero. ``delta_unit_keys`` makes c, and the unit keys as they meet a
+state at the chunk's start (eff) and leave it at its end (end); ``delta_terms`` x and y.
 """
 
 import triton
@@ -37,7 +37,9 @@ from dla.ops.gpu.decide_table import (
 from dla.ops.gpu.delta_chunks import unit_inverse
 from dla.ops.gpu.language import product
 
-DELTA_LINKS = tl.constexpr(4)  # rows of int32 a chunk and head: following, last, poisoned, beyond (decide_delta_window.py)
+DELTA_LINKS = tl.constexpr(
+    4
+)  # rows of int32 a chunk and head: following, last, poisoned, beyond (decide_delta_window.py)
 # Rows of float32: size, level, running decay (coarse and fine), decay, step b, sign of beta, both factors of unit keys,
 # both of unit values, x and y of the state that starts with the chunk, squares of all states at the chunk's end, level
 # beside states of the chunk before.

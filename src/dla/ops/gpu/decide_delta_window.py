@@ -41,7 +41,7 @@ def delta_window(
         before = token - C  # the last chunk is a whole one
         all_of_them = at >= 0
         old = notes + (program - HEADS) * DELTA_NOTES * C
-        size, level = tl.load(note + at), tl.load(note + C + at)
+        level = tl.load(note + C + at)
         end_coarse, end_fine, end_level = end_of(old, C)
         passed = tl.load(note + 2 * C + at - 1, mask=at > 0, other=0.0)
         passed += tl.load(note + 3 * C + at - 1, mask=at > 0, other=0.0)
@@ -63,11 +63,15 @@ def delta_window(
         old_scale, old_over = tl.load(old + 9 * C + at), tl.load(old + 10 * C + at)
         for d in range(0, DV, TILE_V):
             v_ = unit_rows(v + token * v_stride + head * DV, inside, v_stride, d, scale, over, DV, TILE_V)
-            old_v = unit_rows(v + before * v_stride + head * DV, all_of_them, v_stride, d, old_scale, old_over, DV, TILE_V)
+            old_v = unit_rows(
+                v + before * v_stride + head * DV, all_of_them, v_stride, d, old_scale, old_over, DV, TILE_V
+            )
             both += product(v_, tl.trans(old_v), PRECISION)
         here = program * C * C + at[:, None] * C + at[None, :]
         tl.store(note + 14 * C + at, top)
-        tl.store(old_scores + here, tl.cumsum(a * both, 1, reverse=True) + (tl.load(note + 11 * C + at) * mine)[:, None])
+        tl.store(
+            old_scores + here, tl.cumsum(a * both, 1, reverse=True) + (tl.load(note + 11 * C + at) * mine)[:, None]
+        )
         crossed(a, V + (program - HEADS) * C * C, old_y, program * C * C, C, TILE_K, PRECISION)
         tl.debug_barrier()  # other threads read what was written
         others = tl.load(old_y + here) + product(tl.load(c + here) * mine[:, None], both, PRECISION)

@@ -45,7 +45,8 @@ def run(problem: Problem, given: dict[str, Tensor]) -> None:
     if problem.beta is not None:
         from dla.ops.gpu.decide_delta import run_with_beta
 
-        return run_with_beta(problem, tiles, arguments)
+        run_with_beta(problem, tiles, arguments)
+        return
     start(candidates, tiles.count * H, arguments, dtype)
     start(carry, N * H, arguments, dtype)
     start(settle, tiles.count * H, arguments, dtype)

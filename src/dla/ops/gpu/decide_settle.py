@@ -72,4 +72,3 @@ def settle(
     if MERGES:
         found = tl.where(at > hit, found, tl.load(score + out, mask=inside & (at <= hit), other=0.0))
         list_boundaries(found, opens, inside, token, program, opened, sums, many, totals, C)
-

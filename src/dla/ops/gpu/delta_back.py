@@ -11,7 +11,6 @@ Like the states, their gradients lie in memory and are changed in place, from th
 ``delta_reads.py`` needs of them is kept: dS'_j and dY_j.
 """
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -44,7 +43,7 @@ def delta_back(
     if G is not None:
         G += h
     from_chunk, to_chunk = tl.load(begin + n), tl.load(until + n)
-    for back in range(0, to_chunk - from_chunk):
+    for back in range(to_chunk - from_chunk):
         c = to_chunk - 1 - back
         token, inside = tokens_of(first, stop, c, C)
         e, E, to_end, D = decays(G, H, token, inside, C)
@@ -55,10 +54,13 @@ def delta_back(
         d_o_ = d_o_.to(tl.float32) * (e * scale)[:, None]
         plan = (c * HEADS + plan_head) * K
         made = tl.load(count + tl.load(after + c) * HEADS + plan_head)
-        for older in range(0, made):
+        for older in range(made):
             j = made - 1 - older
             i_end, s_end = tl.load(heirs + plan + j), tl.load(places + plan + j)
-            i, s = tl.load(heirs + plan + j - 1, mask=j > 0, other=0), tl.load(places + plan + j - 1, mask=j > 0, other=0)
+            i, s = (
+                tl.load(heirs + plan + j - 1, mask=j > 0, other=0),
+                tl.load(places + plan + j - 1, mask=j > 0, other=0),
+            )
             d_Y = tl.zeros([C, BV], tl.float32)
             for d in range(0, DK, BK):
                 row = d + tl.arange(0, BK)

@@ -65,7 +65,7 @@ class DeltaAttention(torch.autograd.Function):
         x = operation(q, k, v, g, beta, ctx.settings)
         d_v, d_weight, d_shares, d_chunk = through_states(x, weight, shares, S, d_o.contiguous(), ctx.settings.each)
         d_q, d_k, d_beta, seen = through_chunks(x, weight, d_o.contiguous(), d_chunk, d_weight)
-        d_g = None
+        d_g: Tensor | None = None
         if g is not None:
             K = x.runs.states
             states = d_weight if weight is None else torch.where(d_weight == 0, 0, d_weight * weight)
@@ -73,8 +73,8 @@ class DeltaAttention(torch.autograd.Function):
             d_g = sums_from(seen - (v.float() * d_v).sum(-1), x.tiles)
         group = (len(q), k.shape[1], v.shape[1] // k.shape[1], k.shape[2])
         d_q, d_k = (d.view(group).sum(2).to(y.dtype) for d, y in ((d_q, q), (d_k, k)))
-        d_weight = None if weight is None else d_weight
-        return d_q, d_k, d_v.to(v.dtype), d_g, d_beta, d_weight, d_shares, None, None
+        d_given = None if weight is None else d_weight
+        return d_q, d_k, d_v.to(v.dtype), d_g, d_beta, d_given, d_shares, None, None
 
 
 def operation(q: Tensor, k: Tensor, v: Tensor, g: Tensor | None, beta: Tensor, settings: Settings) -> Operation:
@@ -133,7 +133,13 @@ def through_states(
         piece, state = cut.pop(), starts.pop().clone()
         walk(x, weight, shares, state, piece.span, keep=piece.keep, kept=kept, written=written)
         walk_back(x, weight, shares, d_o, d_S, d_v, piece.span, piece.keep, d_kept, d_written)
-        given = {"kept": kept, "d_kept": d_kept, "written": written, "d_written": d_written, "keep": piece.keep}
+        given: dict[str, Tensor | None] = {
+            "kept": kept,
+            "d_kept": d_kept,
+            "written": written,
+            "d_written": d_written,
+            "keep": piece.keep,
+        }
         given |= {"weight": weight, "d_o": d_o, "d_weight": d_states, "d_shares": d_shares, **d_chunk}
         reads_of(x, piece.chunks, given, x.tiles.count)
     d_weight = torch.zeros(x.tiles.count, H, K + CHUNK, CHUNK, dtype=torch.float32, device=device)
@@ -148,5 +154,3 @@ def on_tokens(x: Tensor, tiles: Tiles, tokens: int) -> Tensor:
     made = x.new_empty(tokens + 1, x.shape[1])
     made[place.flatten()] = x.transpose(1, 2).flatten(0, 1)
     return made[:tokens]
-
-

@@ -4,8 +4,8 @@
     dK  = -E sum_j dY_j X_j^T                     dc_j = E_s . rows of (V . dY_j), summed
     dH  = sum_j Y_j dS'_j^T
 
-S_i, Y_j, dS'_j and dY_j are as ``delta_walk`` and ``delta_back`` kept them. Sums over columns are left in parts, one for
-every BK of them.
+S_i, Y_j, dS'_j and dY_j are as ``delta_walk`` and ``delta_back`` kept them. Sums over columns are left in parts, one
+for every BK of them.
 """
 
 import triton
@@ -13,18 +13,18 @@ import triton.language as tl
 from torch import Tensor
 
 from dla.ops.gpu.delta_walk import Operation, decays
-from dla.ops.gpu.language import matrix, per_head, product, rounded, rows, tokens_of
+from dla.ops.gpu.language import matrix, product, rows, tokens_of
 from dla.ops.gpu.launch import launch
 
 
 @triton.jit(do_not_specialize=["K", "scale", "chunks"])
 def delta_reads(
-    v, queries, weight, G, d_o, kept, d_kept, written, d_written, chunk, keep, d_queries, d_old, d_keys, d_weight,
-    d_shares, count, after, heirs, first, stop, v_stride, K, scale, chunks,
+    queries, weight, G, d_o, kept, d_kept, written, d_written, chunk, keep, d_queries, d_old, d_keys, d_weight,
+    count, after, heirs, first, stop, K, scale, chunks,
     H: tl.constexpr, HEADS: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr, C: tl.constexpr,
     BK: tl.constexpr, BV: tl.constexpr, FACTOR: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """d_queries (dQ'), d_old (dK), d_keys (dH) [tokens, H, DK]; d_weight [parts, chunks, H, K, C]; the same d_shares."""
+    """d_queries (dQ'), d_old (dK), d_keys (dH) [tokens, H, DK]; d_weight [parts, chunks, H, K, C]."""
     tiles: tl.constexpr = tl.cdiv(DK, BK)
     c, part, h = tl.load(chunk + tl.program_id(0) // tiles), tl.program_id(0) % tiles, tl.program_id(1)
     column, at = part * BK + tl.arange(0, BK), tl.arange(0, C)
@@ -32,7 +32,7 @@ def delta_reads(
     token, inside = tokens_of(first, stop, c, C)
     if G is not None:
         G += h
-    e, E, to_end, _ = decays(G, H, token, inside, C)
+    e, E, _, _ = decays(G, H, token, inside, C)
     number, here = tl.load(keep + c) * H + h, c * H + h
     q_ = rows(queries + h * DK, H * DK, token, inside, column, DK, C).to(tl.float32)
     d_q, d_k, d_h = tl.zeros([C, BK], tl.float32), tl.zeros([C, BK], tl.float32), tl.zeros([C, BK], tl.float32)
@@ -41,20 +41,11 @@ def delta_reads(
     for j in range(tl.load(count + tl.load(after + c) * HEADS + plan_head)):
         i_end = tl.load(heirs + plan + j)
         row = ((number * K + j).to(tl.int64) * C + at[:, None]) * DV
-        share = tl.zeros([C], tl.float32)
         for d in range(0, DV, BV):
             wide = d + tl.arange(0, BV)
             Y = tl.load(written + row + wide[None, :], mask=(wide < DV)[None, :], other=0.0)
             d_S = matrix(d_kept, number * K + j, column, wide, DK, DV, True)
             d_h += product(Y, tl.trans(d_S), PRECISION)
-            if d_shares is not None:
-                if part == 0:
-                    d_Y = tl.load(d_written + row + wide[None, :], mask=(wide < DV)[None, :], other=0.0)
-                    v_ = rows(v + h * DV, v_stride, token, inside, wide, DV, C)
-                    share += tl.sum(d_Y.to(tl.float32) * v_.to(tl.float32), 1)
-        if d_shares is not None:
-            if part == 0:
-                tl.store(d_shares + (here.to(tl.int64) * K + j) * C + at, share * to_end)
         for state in range(i, i_end):
             M = tl.zeros([C, BK], tl.float32)
             for d in range(0, DV, BV):
@@ -79,11 +70,37 @@ def delta_reads(
     tl.store(d_keys + place, d_h, mask=there)
 
 
+@triton.jit(do_not_specialize=["K"])
+def delta_shares(
+    v, G, d_written, chunk, keep, d_shares, count, after, first, stop, v_stride, K,
+    H: tl.constexpr, HEADS: tl.constexpr, DV: tl.constexpr, C: tl.constexpr, BV: tl.constexpr,
+):  # fmt: skip
+    """One program a chunk and head: d_shares [chunks, H, K, C]."""
+    c, h = tl.load(chunk + tl.program_id(0)), tl.program_id(1)
+    at = tl.arange(0, C)
+    token, inside = tokens_of(first, stop, c, C)
+    if G is not None:
+        G += h
+    _, _, to_end, _ = decays(G, H, token, inside, C)
+    number = tl.load(keep + c) * H + h
+    for j in range(tl.load(count + tl.load(after + c) * HEADS + (h if HEADS > 1 else 0))):
+        row = ((number * K + j).to(tl.int64) * C + at[:, None]) * DV
+        share = tl.zeros([C], tl.float32)
+        for d in range(0, DV, BV):
+            wide = d + tl.arange(0, BV)
+            d_Y = tl.load(d_written + row + wide[None, :], mask=(wide < DV)[None, :], other=0.0)
+            v_ = rows(v + h * DV, v_stride, token, inside, wide, DV, C)
+            share += tl.sum(d_Y.to(tl.float32) * v_.to(tl.float32), 1)
+        tl.store(d_shares + ((c * H + h).to(tl.int64) * K + j) * C + at, share * to_end)
+
+
 def reads_of(x: Operation, chunk: Tensor, given: dict[str, Tensor | None], count: int) -> None:
-    """Launch it for the chunks of this list; ``given``: the other arguments by name; ``count`` chunks in all."""
-    arguments, c = x.arguments("delta_reads")
+    """Launch them for the chunks of this list; ``given``: the other arguments by name; ``count`` chunks in all."""
     _, H, _, dk, _ = x.shape
-    arguments |= {"chunk": chunk, "chunks": count, **given}
-    parts = triton.cdiv(dk, arguments["BK"])
-    arguments = {name: arguments[name] for name in delta_reads.arg_names}
-    launch(delta_reads, (len(chunk) * parts, H), arguments, c)
+    for kernel in (delta_reads, delta_shares):
+        if kernel is delta_shares and given["d_shares"] is None:
+            continue
+        arguments, c = x.arguments(kernel.__name__)
+        arguments |= {"chunk": chunk, "chunks": count, **given}
+        parts = triton.cdiv(dk, arguments["BK"]) if kernel is delta_reads else 1
+        launch(kernel, (len(chunk) * parts, H), {name: arguments[name] for name in kernel.arg_names}, c)

@@ -23,7 +23,7 @@ def delta_sums(x, sums, first, stop, chunks, H: tl.constexpr, C: tl.constexpr, B
     n, head = tl.program_id(0), tl.program_id(1) * BH + tl.arange(0, BH)
     begin, end = tl.load(chunks + n), tl.load(chunks + n + 1)
     later = tl.zeros([BH], tl.float64)
-    for back in range(0, end - begin):
+    for back in range(end - begin):
         token, inside = tokens_of(first, stop, end - 1 - back, C)
         x_ = rows(x, H, token, inside, head, H, C).to(tl.float64)  # [C, BH]
         made = tl.cumsum(x_, 0, reverse=True) + later[None, :]

@@ -1,7 +1,7 @@
 """From chunk to chunk with all states of a head: outputs, and what the states are.
 
-A chunk with decays e_t since its start, E over all of it and E_s from token s to its end, reads its states S_i and makes
-of them the next ones (delta_plan.py says which X_j = sum of some S_i and which tokens belong together):
+A chunk with decays e_t since its start, E over all of it and E_s from token s to its end, reads its states S_i and
+makes of them the next ones (delta_plan.py says which X_j = sum of some S_i and which tokens belong together):
 
     O    = ((P . D . own) V + sum_i diag(e w_i) Q' S_i) scale           D[t, s] = e_t / e_s for s <= t
     Y_j  = diag(E_s c_j) V - E K X_j                                    c_j[s]: the share of token s that state j takes
@@ -193,7 +193,7 @@ class Operation:
 
     def arguments(self, kernel: str) -> tuple[dict[str, Any], dict[str, Any]]:
         """Those that all kernels of this kind take, and the kernel's configuration."""
-        (N, H, K, dk, dv), c = self.shape, config(kernel, self.v.dtype)
+        (_, H, K, dk, dv), c = self.shape, config(kernel, self.v.dtype)
         arguments: dict[str, Any] = {"k": self.k, "v": self.v, "G": self.G, "k_stride": self.k.stride(0)}
         arguments |= {"v_stride": self.v.stride(0), "queries": self.made.queries, "keys": self.made.keys}
         arguments |= {"P": self.made.P, **vars(self.runs), "first": self.tiles.first, "stop": self.tiles.stop}

@@ -13,7 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from dla.ops.gpu.configs import config
-from dla.ops.gpu.language import per_head, tokens_of
+from dla.ops.gpu.language import tokens_of
 from dla.ops.gpu.launch import launch
 from dla.ops.gpu.slots import alive_in_chunk
 from dla.ops.gpu.starts import Starts

@@ -14,6 +14,7 @@ from dla.ops.gpu import attend, runtime
 from dla.ops.segmentation import Segmentation
 from tests.ops.common import Inputs, arguments, call, cast, make_inputs, segment
 
+SMALL: dict[str, Any] = {"H": 1, "dk": 16, "dv": 16}  # an interpreted program takes its time
 RULES = ("tau", "capacity", "block", "cu_seqlens", "initial_state")
 
 

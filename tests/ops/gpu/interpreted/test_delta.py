@@ -12,7 +12,7 @@ from dla.ops.gpu.delta_chunks import chunk_matrices_of
 from dla.ops.gpu.tiles import Tiles
 from dla.ops.problem import Layout
 from tests.ops.common import OPERATORS, Inputs, assert_close, assert_same_state, call, cast, cut
-from tests.ops.gpu.interpreted.delta import decisions, inputs, poisoned, triton_attends, with_decisions  # noqa: F401
+from tests.ops.gpu.interpreted.delta import SMALL, decisions, inputs, poisoned, triton_attends, with_decisions  # noqa: F401
 
 EXACT = 2e-5  # of float32
 
@@ -36,7 +36,9 @@ def compare(operator: str, x: Inputs, tolerance: float = EXACT, state: Any = Non
     return after
 
 
-@pytest.mark.parametrize("T", [0, 1, 65, pytest.param(63, marks=pytest.mark.slow), pytest.param(150, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "T", [0, 1, 65, pytest.param(63, marks=pytest.mark.slow), pytest.param(150, marks=pytest.mark.slow)]
+)
 @pytest.mark.parametrize("operator", OPERATORS)
 def test_lengths(operator: str, T: int) -> None:
     compare(operator, inputs(T), **({"capacity": 4} if operator == "dynamic" else {}))
@@ -44,45 +46,45 @@ def test_lengths(operator: str, T: int) -> None:
 
 @pytest.mark.parametrize("operator", OPERATORS)
 def test_without_decay(operator: str) -> None:
-    compare(operator, inputs(100, "delta", H=1), **({"capacity": 4} if operator == "dynamic" else {}))
+    compare(operator, inputs(80, "delta", **SMALL), **({"capacity": 4} if operator == "dynamic" else {}))
 
 
 @pytest.mark.parametrize("operator", OPERATORS)
 def test_packed_and_in_pieces(operator: str) -> None:
     """Three sequences, one empty, go on from where they were: chunks of levels then begin before the call."""
     options = {"capacity": 4, "slot_order": "recency"} if operator == "dynamic" else {}
-    x, state = inputs(3 * 110, seed=1, H=1), None
-    for edges in ([0, 70, 70, 110], [110, 113, 145, 180], [180, 240, 310, 330]):
+    x, state = inputs(210, seed=1, **SMALL), None
+    for edges in ([0, 40, 40, 75], [75, 78, 110, 140], [140, 170, 190, 210]):
         piece = cut(x, edges[0], edges[-1])
         state = compare(operator, piece, state=state, cu_seqlens=torch.tensor(edges) - edges[0], **options)
 
 
-@pytest.mark.parametrize("slot_order", ["chronological", "recency"])
+@pytest.mark.parametrize("slot_order", ["recency", pytest.param("chronological", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("options", [{"capacity": 9}, {"capacity": None}, {"capacity": 4, "block": 21}], ids=str)
 def test_weights_narrower_than_the_memory(options: dict[str, Any], slot_order: str) -> None:
-    compare("dynamic", inputs(100, width=3, H=1), slot_order=slot_order, **options)
+    compare("dynamic", inputs(80, width=3, **SMALL), slot_order=slot_order, **options)
 
 
 def test_without_a_capacity_from_a_state() -> None:
-    x = inputs(150, width=4, H=1)
-    state = compare("dynamic", cut(x, 0, 70), capacity=None, slot_order="recency")
-    compare("dynamic", cut(x, 70, 150), state=state, capacity=None, slot_order="recency")
+    x = inputs(110, width=4, **SMALL)
+    state = compare("dynamic", cut(x, 0, 40), capacity=None, slot_order="recency")
+    compare("dynamic", cut(x, 40, 110), state=state, capacity=None, slot_order="recency")
 
 
 def test_every_token_opens_a_state() -> None:
-    compare("dynamic", inputs(140, noise=3.0, width=30, H=1), capacity=30, tau=0.0)
+    compare("dynamic", inputs(80, noise=3.0, width=12, **SMALL), capacity=12, tau=0.0)
 
 
 def test_batch_and_routed() -> None:
-    x = inputs(100, routed=True, width=4, B=2)
-    state = compare("dynamic", cut(x, 0, 70), capacity=5, slot_order="recency")
-    compare("dynamic", cut(x, 70, 100), state=state, capacity=5, slot_order="recency")
+    x = inputs(80, routed=True, width=4, B=2, **SMALL)
+    state = compare("dynamic", cut(x, 0, 30), capacity=5, slot_order="recency")
+    compare("dynamic", cut(x, 30, 80), state=state, capacity=5, slot_order="recency")
 
 
-@pytest.mark.parametrize("decay", [-30.0, -math.inf])
+@pytest.mark.parametrize("decay", [-math.inf, pytest.param(-30.0, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("operator", OPERATORS)
 def test_decays(operator: str, decay: float) -> None:
-    x = inputs(90, H=1)
+    x = inputs(80, **SMALL)
     x["g"][:, ::17] = decay
     compare(operator, x, 5e-5, **({"capacity": 4} if operator == "dynamic" else {}))
 
@@ -100,32 +102,32 @@ def test_keys_that_repeat_themselves(beta: float) -> None:
 
 
 def test_behind_one_large_token() -> None:
-    x = inputs(150, H=1)
+    x = inputs(100, **SMALL)
     x["v"][:, 5] *= 1e4
     compare("dynamic", x, capacity=8)
 
 
 @pytest.mark.parametrize("operator", OPERATORS)
 def test_nan_stays_in_its_packed_sequence(operator: str) -> None:
-    x = cast(inputs(130, H=1, dk=16, dv=16), torch.float32)
+    x = cast(inputs(110, **SMALL), torch.float32)
     bad = {key: value.clone() for key, value in x.items()}
     for name in ("q", "k", "v", "g", "beta"):
         bad[name][0, 50] = math.nan
-    edges = torch.tensor([0, 40, 90, 130])
+    edges = torch.tensor([0, 40, 80, 110])
     options: dict[str, Any] = {"cu_seqlens": edges, "capacity": 3} if operator == "dynamic" else {"cu_seqlens": edges}
     options = with_decisions(operator, cast(x, torch.float64), options) | {"output_final_state": True}
     (clean, before), (o, after) = (call(operator, y, backend="triton", **options) for y in (x, bad))
-    assert o[:, :40].equal(clean[:, :40]) and o[:, 90:].equal(clean[:, 90:])
+    assert o[:, :40].equal(clean[:, :40]) and o[:, 80:].equal(clean[:, 80:])
     for n in (0, 2):
         assert after.dense()[n].equal(before.dense()[n])
     assert bool(o[0, 50].isnan().any())
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-@pytest.mark.parametrize("operator", ["linear", "dynamic"])
+@pytest.mark.parametrize("operator", ["dynamic", pytest.param("linear", marks=pytest.mark.slow)])
 def test_halves(operator: str, dtype: torch.dtype) -> None:
     """At most twice the error of the chunked form in torch, in the same dtype."""
-    x = cast(inputs(200, H=1, dk=16, dv=32, width=8), dtype)
+    x = cast(inputs(130, **SMALL, width=8), dtype)
     steps = {"g": x["g"].float(), "beta": x["beta"].float()}
     options = with_decisions(operator, cast(x, torch.float64), {"capacity": 6} if operator == "dynamic" else {})
     exact, _ = call(operator, cast(x, torch.float64), backend="reference", **options)

@@ -9,7 +9,7 @@ import torch
 
 from dla.ops.gpu import delta_gradients
 from tests.ops.common import OPERATORS, Inputs, assert_close, call, cast
-from tests.ops.gpu.interpreted.delta import gradients, inputs, poisoned, triton_attends, with_decisions  # noqa: F401
+from tests.ops.gpu.interpreted.delta import SMALL, gradients, inputs, poisoned, triton_attends, with_decisions  # noqa: F401
 
 EXACT = 2e-5  # of float32
 
@@ -23,10 +23,12 @@ def compare(operator: str, x: Inputs, **options: Any) -> None:
         assert_close(gradient, expected[name], EXACT)
 
 
-@pytest.mark.parametrize("T", [1, 65, pytest.param(63, marks=pytest.mark.slow), pytest.param(150, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "T", [1, 65, pytest.param(63, marks=pytest.mark.slow), pytest.param(150, marks=pytest.mark.slow)]
+)
 @pytest.mark.parametrize("operator", OPERATORS)
 def test_lengths(operator: str, T: int) -> None:
-    compare(operator, inputs(T), **({"capacity": 4} if operator == "dynamic" else {}))
+    compare(operator, inputs(T, dk=16), **({"capacity": 4} if operator == "dynamic" else {}))
 
 
 def test_nothing_at_all() -> None:
@@ -39,22 +41,22 @@ def test_in_pieces_and_packed(operator: str, monkeypatch: pytest.MonkeyPatch) ->
     """Pieces of two chunks at most, sequences of different lengths, one of them empty."""
     monkeypatch.setattr(delta_gradients, "PIECE_BYTES", 0)
     options = {"capacity": 4, "slot_order": "recency"} if operator == "dynamic" else {}
-    compare(operator, inputs(210, "delta", H=1), cu_seqlens=torch.tensor([0, 140, 140, 210]), **options)
+    compare(operator, inputs(165, "delta", **SMALL), cu_seqlens=torch.tensor([0, 135, 135, 165]), **options)
 
 
 @pytest.mark.parametrize("options", [{"capacity": None}, {"capacity": 4, "block": 21}], ids=str)
 def test_weights_narrower_than_the_memory(options: dict[str, Any]) -> None:
-    compare("dynamic", inputs(80, width=3, H=1, B=2), **options)
+    compare("dynamic", inputs(70, width=3, **SMALL), **options)
 
 
 def test_every_token_opens_a_state() -> None:
-    compare("dynamic", inputs(100, noise=3.0, width=30, H=1), capacity=30, tau=0.0)
+    compare("dynamic", inputs(70, noise=3.0, width=9, **SMALL), capacity=9, tau=0.0)
 
 
 @pytest.mark.parametrize("operator", ["linear", "log_linear"])
 def test_from_a_state(operator: str) -> None:
-    x = inputs(100, H=1)
-    _, state = call(operator, inputs(37, H=1, seed=1), backend="reference", output_final_state=True)
+    x = inputs(80, **SMALL)
+    _, state = call(operator, inputs(37, seed=1, **SMALL), backend="reference", output_final_state=True)
     single = state._map(lambda y: y.float() if y.is_floating_point() else y)
     _, expected = gradients(operator, x, "chunked", torch.float64, {"initial_state": state})
     _, found = gradients(operator, x, "triton", torch.float32, {"initial_state": single})
@@ -63,15 +65,15 @@ def test_from_a_state(operator: str) -> None:
 
 
 def test_strong_decays() -> None:
-    x = inputs(90, H=1)
+    x = inputs(70, **SMALL)
     x["g"][:, ::17] = -30.0
     compare("dynamic", x, capacity=4)
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, pytest.param(torch.float16, marks=pytest.mark.slow)])
 def test_halves(dtype: torch.dtype) -> None:
     """Near the gradients of float32, by the digits of the dtype."""
-    x = cast(inputs(130, H=1, dk=16, dv=32), dtype)
+    x = cast(inputs(80, **SMALL), dtype)
     options = with_decisions("dynamic", cast(x, torch.float64), {"capacity": 4})
     _, expected = gradients("dynamic", cast(x, torch.float64), "chunked", torch.float64, options)
     _, found = gradients("dynamic", x, "triton", dtype, options)
@@ -80,10 +82,12 @@ def test_halves(dtype: torch.dtype) -> None:
         assert error <= 4 * torch.finfo(dtype).eps * expected[name].square().mean().sqrt(), name
 
 
-@pytest.mark.parametrize("options", [{}, {"slot_order": "recency", "cu_seqlens": torch.tensor([0, 20, 20, 90])}], ids=str)
+@pytest.mark.parametrize(
+    "options", [{}, {"slot_order": "recency", "cu_seqlens": torch.tensor([0, 20, 20, 90])}], ids=str
+)
 def test_soft_gate(options: dict[str, Any]) -> None:
     """p waits for the next state; its gradient goes to keys and values too."""
-    x = inputs(90, H=1 + ("cu_seqlens" not in options))
+    x = inputs(90, **SMALL)
     options = with_decisions("dynamic", x, {"capacity": 4, **options}) | {"temperature": 0.1}
     o, expected = gradients("dynamic", x, "reference", torch.float64, options)
     found_o, found = gradients("dynamic", x, "triton", torch.float32, options)
@@ -93,8 +97,11 @@ def test_soft_gate(options: dict[str, Any]) -> None:
 
 
 def test_soft_gate_through_full_chunks_without_a_boundary() -> None:
-    x = inputs(150, H=1)
-    options = with_decisions("dynamic", x, {"capacity": 3, "tau": 1.2, "block": 100}) | {"temperature": 0.1, "block": None}
+    x = inputs(140, **SMALL)
+    options = with_decisions("dynamic", x, {"capacity": 3, "tau": 1.2, "block": 100}) | {
+        "temperature": 0.1,
+        "block": None,
+    }
     o, expected = gradients("dynamic", x, "chunked", torch.float64, options)
     found_o, found = gradients("dynamic", x, "triton", torch.float32, options)
     assert_close(found_o, o, EXACT)
