@@ -11,9 +11,9 @@ decays D[t, s], the sum of g over (s, t), token t sees of the state of the token
 
 where c[t, s] = k_t^T (I - b_{t-1} k k^T) ... (I - b_{s+1} k k^T) k_s = (N (I + diag(b) N)^-1)[t, s] with
 N = tril(K K^T, -1). Transitions do not depend on where a state started: all this is suffix sums, and a triangular
-matrix times what steps add (decide_delta_scores.py). As in decide_table.py sizes are logarithms, rows of tables are over
-2^level[t], and rows that are not finite count as zero. ``delta_unit_keys`` makes c, and the unit keys as they meet a
-state at the chunk's start (eff) and leave it at its end (end); ``delta_terms`` x and y.
+matrix times what steps add (decide_delta_scores.py). As in decide_table.py sizes are logarithms, rows of tables are
+over 2^level[t], and rows that are not finite count as zero. ``delta_unit_keys`` makes c, and the unit keys as they meet
+a state at the chunk's start (eff) and leave it at its end (end); ``delta_terms`` x and y.
 """
 
 import triton

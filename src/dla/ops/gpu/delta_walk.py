@@ -9,6 +9,11 @@ makes of them the next ones (delta_plan.py says which X_j = sum of some S_i and 
 
 with P, Q', H of delta_chunks.py, and weights ``own`` and w_i of delta_weights.py. States are float32 and lie in memory,
 in the order of their list, and are changed in place: a list's state j is made of states from j on.
+
+Every state is a matrix here, however few tokens it has: 6 C dk dv operations a state and chunk of C tokens (read, K X
+and H^T Y), and 16 dk dv bytes (read three times, since a column of all its rows does not fit in registers, and
+written). One form then serves all memories, their gradients and the soft gate. Rows of tokens, with keys that are taken
+from chunk to chunk instead, would be cheaper for states of fewer than 3 dk dv / (3 dk + dv) tokens.
 """
 
 from dataclasses import dataclass
