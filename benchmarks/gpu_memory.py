@@ -86,7 +86,7 @@ def autocast() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Step:
-    """Of a model of some layers: bytes of its weights, and the most that a step takes beside them and their gradients."""
+    """Of a model of some layers: bytes of its weights, and most that a step takes beside them and their gradients."""
 
     weights: int
     activations: int

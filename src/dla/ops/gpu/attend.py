@@ -14,13 +14,17 @@ def unable(problem: Problem) -> str | None:
     """Why the second stage cannot run a problem in Triton."""
     if (reason := runtime.unable(problem)) is not None:
         return reason
-    if problem.beta is not None:
-        return "the Triton kernels of attend have no delta rule (beta)"
+    if problem.beta is not None and problem.routed and problem.rules.capacity is None:
+        return "with delta steps, Triton routes to the states of a capacity; without one it would hold one a token"
     return None
 
 
 def attend(problem: Problem, decided: Decided | None) -> tuple[Tensor, State | None]:
     """The outputs [B, T, H, dv] and, if wanted, the state after the last step."""
+    if problem.beta is not None:
+        from dla.ops.gpu import delta_memories
+
+        return delta_memories.attend(problem, decided)
     from dla.ops.gpu import memories
 
     return memories.attend(problem, decided)

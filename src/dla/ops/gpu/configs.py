@@ -57,6 +57,26 @@ TABLE: dict[str, Config] = {
     "sums_from_end": {"warps": 4, "stages": 1, "BH": 8},
     "route_gradients": {"warps": 8, "stages": 1, "BD": 32, "BK": 32, "BS": 16},
     "met_gradients": {"warps": 4, "stages": 1, "BK": 32, "BS": 32},
+    # with delta steps
+    "delta_chunks": {"warps": 8, "stages": 1, "BK": 32, "BV": 32},
+    "delta_slots": {"warps": 4, "stages": 1, "BS": 32},
+    "delta_gather": {"warps": 4, "stages": 1, "BS": 32},
+    "delta_scatter": {"warps": 4, "stages": 1, "BS": 32},
+    "delta_walk": {"warps": 8, "stages": 1, "BK": 64, "BV": 32},
+    "delta_back": {"warps": 8, "stages": 1, "BK": 64, "BV": 32},
+    "delta_reads": {"warps": 8, "stages": 1, "BK": 32, "BV": 32},
+    "delta_shares": {"warps": 4, "stages": 1, "BK": 32, "BV": 32},
+    "delta_own": {"warps": 8, "stages": 1, "BK": 64, "BV": 32},
+    "delta_inner": {"warps": 8, "stages": 1, "BK": 32, "BV": 32},
+    "delta_steps": {"warps": 8, "stages": 1, "BK": 32, "BV": 32},
+    "delta_outer": {"warps": 8, "stages": 1, "BK": 32, "BV": 32},
+    "delta_sums": {"warps": 4, "stages": 1, "BH": 4},
+    "delta_unit_keys": {"warps": 8, "stages": 1, "BK": 32, "BV": 32},
+    "delta_terms": {"warps": 8, "stages": 1, "BK": 16, "BV": 16},
+    "delta_scores": {"warps": 8, "stages": 1, "BK": 16, "BV": 16},
+    "delta_window": {"warps": 8, "stages": 1, "BK": 16, "BV": 16},
+    "delta_carry": {"warps": 8, "stages": 1, "BK": 16, "BV": 16},
+    "delta_settle": {"warps": 4, "stages": 1},
     # Decoding moves bytes: narrow tiles make enough programs of few sequences, and still whole sectors of 32 bytes.
     "step_one": {"warps": 4, "stages": 1, "BV": 16},
     "step_levels": {"warps": 4, "stages": 1, "BV": 16},
@@ -70,6 +90,9 @@ FLOAT16: dict[str, Config] = {
     "carry": {"BV": 16, "held": None},
     "settle": {"BK": 32, "BV": 32},
     "outputs_dynamic": {"registers": None},
+    "delta_reads": {"BK": 16, "BV": 16},
+    "delta_inner": {"BK": 16},
+    "delta_unit_keys": {"BK": 16},
 }
 
 MEMORIES = ("single", "log_linear", "dynamic")
@@ -87,6 +110,13 @@ FLOAT32: dict[str, Config] = FLOAT16 | {
     **{f"value_gradients_{memory}": {"pieces": 2, "BO": 32} for memory in MEMORIES},
     "row_gradients": {"warps": 8, "BK": 32},
     "state_gradients": {"stages": 1, "BK": 32},
+    "delta_chunks": {"BK": 16},
+    "delta_walk": {"BK": 16, "BV": 16},
+    "delta_back": {"BK": 32, "BV": 16},
+    "delta_reads": {},
+    "delta_inner": {"warps": 4, "BK": 16},
+    "delta_steps": {"BK": 16},
+    "delta_outer": {"BK": 16},
 }
 
 BY_DTYPE = {torch.float16: FLOAT16, torch.float32: FLOAT32}

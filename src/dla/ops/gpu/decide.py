@@ -23,8 +23,8 @@ def unable(problem: Problem) -> str | None:
     rules = problem.rules
     if (reason := runtime.unable(problem)) is not None:
         return reason
-    if problem.beta is not None:
-        return "Triton decides without beta: with it a token changes what every state holds"
+    if problem.soft and problem.beta is not None:
+        return "with delta steps, the soft gate is made from the states that every token sees, which chunks do not have"
     if problem.given is not None:  # for the soft gate, which needs what was decided from
         return None
     if rules.capacity is not None and rules.capacity > MOST_STATES:

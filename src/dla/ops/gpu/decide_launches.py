@@ -44,6 +44,11 @@ def run(problem: Problem, given: dict[str, Tensor]) -> None:
         "PRECISION": "ieee" if interpreting() else "tf32x3",
     }
     dtype = problem.v.dtype
+    if problem.beta is not None:
+        from dla.ops.gpu.decide_delta import run_with_beta
+
+        run_with_beta(problem, tiles, arguments)
+        return
     start(candidates, tiles.count * H, arguments, dtype)
     start(carry, N * H, arguments, dtype)
     start(settle, tiles.count * H, arguments, dtype)

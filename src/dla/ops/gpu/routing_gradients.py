@@ -188,8 +188,8 @@ def met_gradients(
     tl.store(made + at, dX, mask=mask)
 
 
-def routing_gradients_of(problem: Problem, x: Reading, found: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The gradients, of which "lam" is that of the weights of states, with what routed reads add to them."""
+def routing_gradients_of(problem: Problem, x: Reading, found: dict[str, Any]) -> dict[str, Tensor]:
+    """The gradients, of which "lam" is that of the weights of states, with what routed reads add to them (q, k)."""
     assert x.sums is not None and x.hard is not None and problem.lam is not None and problem.route is not None
     layout, starts, tiles = problem.layout, x.hard, x.tiles
     lam, rho = layout.flat(problem.lam), layout.flat(problem.route).float().contiguous()

@@ -273,9 +273,9 @@ def test_heads_beside_other_numbers() -> None:
 
 def test_refusals() -> None:
     x = cast(inputs(5), torch.float32)
-    delta = {**x, "beta": torch.rand(1, 5, 2)}
+    delta = {**x, "beta": torch.rand(1, 5, 2), "route": torch.rand(2)}
     for given, options, reason in (
-        (delta, {}, "delta rule"),
+        (delta, {"capacity": None}, "routes to the states of a capacity"),
         (cast(x, torch.float64), {}, "float32, float16 and bfloat16"),
         (cast(inputs(5, dk=8), torch.float32), {}, "dk from 16 to 256"),
     ):

@@ -30,7 +30,7 @@ def found(x: Inputs, *, initial_state: Any = None, cu_seqlens: Tensor | None = N
     problem = Problem(
         memory="dynamic",
         layout=Layout.of(B, T, cu_seqlens),
-        **{name: x.get(name) for name in ("k", "v", "g")},  # type: ignore[arg-type]
+        **{name: x.get(name) for name in ("k", "v", "g", "beta")},  # type: ignore[arg-type]
         rules=Rules(**rules),
         state=initial_state,
     )
@@ -192,7 +192,7 @@ def test_refusals() -> None:
     good = Problem(memory="dynamic", layout=layout, k=x["k"], v=x["v"], g=x["g"])
     assert triton_decide.unable(good) is None
     refused = {
-        "beta": replace(good, beta=x["g"]),
+        "soft gate": replace(good, beta=x["g"], temperature=0.1),
         "64": replace(good, rules=Rules(capacity=65)),
         "ward": replace(good, rules=Rules(merge="ward")),
         "float64": replace(good, k=x["k"].double(), v=x["v"].double()),

@@ -1,0 +1,103 @@
+"""From the last chunk to the first with the gradients of all states of a head (delta_walk.py the other way).
+
+Given dO and the gradients dS'_j of the states behind a chunk, with decays and weights as there:
+
+    dY_j = H dS'_j                           what Y_j = diag(E_s c_j) V - E K X_j is read with
+    dV   = scale (P . D . own)^T dO + sum_j diag(E_s c_j) dY_j
+    dX_j = E (dS'_j - K^T dY_j)
+    dS_i = dX_j + scale Q'^T diag(e w_i) dO  for the states i that state j is made of
+
+Like the states, their gradients lie in memory and are changed in place, from the last of the list to the first. What
+``delta_reads.py`` needs of them is kept: dS'_j and dY_j.
+"""
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from dla.ops.gpu.delta_walk import Operation, Span, decays, own_products, share_of
+from dla.ops.gpu.language import matrix, product, put_matrix, rounded, rows, tokens_of
+from dla.ops.gpu.launch import launch
+
+
+@triton.jit(do_not_specialize=["K", "scale"])
+def delta_back(
+    k, queries, keys, v, P, weight, shares, G, d_o, d_S, d_v, kept, d_written, keep, count, after, heirs, places,
+    begin, until, first, stop, k_stride, v_stride, K, scale,
+    H: tl.constexpr, GROUP: tl.constexpr, HEADS: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr, C: tl.constexpr,
+    BK: tl.constexpr, BV: tl.constexpr, FACTOR: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """One program a sequence, head and BV columns, over the chunks from until[n] back to begin[n].
+
+    d_S [N, H, K, DK, DV]: gradients of the states behind the last of these chunks, then of those before the first.
+    """
+    tiles: tl.constexpr = tl.cdiv(DV, BV)
+    n, h = tl.program_id(0) // tiles // H, tl.program_id(0) // tiles % H
+    column, at = tl.program_id(0) % tiles * BV + tl.arange(0, BV), tl.arange(0, C)
+    plan_head = h if HEADS > 1 else 0
+    k += h // GROUP * DK
+    queries += h * DK
+    keys += h * DK
+    d_o += h * DV
+    held = (n * H + h) * K
+    if G is not None:
+        G += h
+    from_chunk, to_chunk = tl.load(begin + n), tl.load(until + n)
+    for back in range(to_chunk - from_chunk):
+        c = to_chunk - 1 - back
+        token, inside = tokens_of(first, stop, c, C)
+        e, E, to_end, D = decays(G, H, token, inside, C)
+        here, number = c * H + h, tl.load(keep + c)
+        d_o_ = rows(d_o, H * DV, token, inside, column, DV, C)
+        A = own_products(P, weight, D, here, K, C) * scale
+        d_v_ = product(tl.trans(rounded(A, FACTOR)), d_o_.to(FACTOR), PRECISION)
+        d_o_ = d_o_.to(tl.float32) * (e * scale)[:, None]
+        plan = (c * HEADS + plan_head) * K
+        made = tl.load(count + tl.load(after + c) * HEADS + plan_head)
+        for older in range(made):
+            j = made - 1 - older
+            i_end, s_end = tl.load(heirs + plan + j), tl.load(places + plan + j)
+            i, s = (
+                tl.load(heirs + plan + j - 1, mask=j > 0, other=0),
+                tl.load(places + plan + j - 1, mask=j > 0, other=0),
+            )
+            d_Y = tl.zeros([C, BV], tl.float32)
+            for d in range(0, DK, BK):
+                row = d + tl.arange(0, BK)
+                d_X = rounded(matrix(d_S, held + j, row, column, DK, DV, True), FACTOR)
+                put_matrix(kept, (number * H + h) * K + j, row, column, DK, DV, d_X)
+                d_Y += product(rows(keys, H * DK, token, inside, row, DK, C), d_X, PRECISION)
+            share = share_of(shares, here.to(tl.int64) * K + j, at, s, s_end, C)
+            d_v_ += d_Y * (to_end * share)[:, None]
+            place = (((number * H + h) * K + j).to(tl.int64) * C + at[:, None]) * DV + column[None, :]
+            tl.store(d_written + place, rounded(d_Y, d_written.dtype.element_ty), mask=(column < DV)[None, :])
+            d_Y = rounded(d_Y * -E, FACTOR)
+            if i_end > i:
+                for d in range(0, DK, BK):
+                    row = d + tl.arange(0, BK)
+                    k_ = rows(k, k_stride, token, inside, row, DK, C).to(FACTOR)
+                    q_ = rows(queries, H * DK, token, inside, row, DK, C)
+                    d_X = matrix(d_S, held + j, row, column, DK, DV, True) * E
+                    d_X += product(tl.trans(k_), d_Y, PRECISION)
+                    for state in range(i, i_end):
+                        read = d_o_
+                        if weight is not None:
+                            w = weight + (here.to(tl.int64) * (K + C) + state) * C + at
+                            read = read * tl.load(w, mask=inside, other=0.0)[:, None]
+                        d_part = d_X + product(tl.trans(q_), rounded(read, FACTOR), PRECISION)
+                        put_matrix(d_S, held + state, row, column, DK, DV, d_part)
+        out = (token.to(tl.int64) * H + h) * DV + at[:, None] * (H * DV) + column[None, :]
+        tl.store(d_v + out, d_v_, mask=inside[:, None] & (column < DV)[None, :])
+        tl.debug_barrier()  # other threads may read a gradient at the next chunk
+
+
+def walk_back(
+    x: Operation, weight: Tensor | None, shares: Tensor | None, d_o: Tensor, d_S: Tensor, d_v: Tensor, span: Span,
+    keep: Tensor, kept: Tensor, d_written: Tensor,
+) -> None:  # fmt: skip
+    """See ``delta_back``. d_o [tokens, H, dv] contiguous, d_v the same in float32."""
+    (N, H, _, _, dv), (arguments, c) = x.shape, x.arguments("delta_back")
+    arguments |= {"weight": weight, "shares": shares, "d_o": d_o, "d_S": d_S, "d_v": d_v, "keep": keep, "kept": kept}
+    arguments |= {"d_written": d_written, "begin": span.begin, "until": span.until}
+    arguments = {name: arguments[name] for name in delta_back.arg_names}
+    launch(delta_back, (N * H * triton.cdiv(dv, arguments["BV"]),), arguments, c)

@@ -1,0 +1,137 @@
+"""The second stage with delta steps: the three memories as lists of where states begin, over one walk."""
+
+import torch
+from torch import Tensor
+
+from dla.ops.chunked.gate import soft_gate
+from dla.ops.chunked.tokens import tokens_after
+from dla.ops.decide.decided import Decided
+from dla.ops.gpu.delta_gate import Gate
+from dla.ops.gpu.delta_gradients import DeltaAttention, Settings
+from dla.ops.gpu.delta_levels import runs_and_slots
+from dla.ops.gpu.delta_plan import Runs
+from dla.ops.gpu.delta_weights import Gathered, slots_of
+from dla.ops.gpu.key_sums import KeySums, key_sums_of
+from dla.ops.gpu.reading import Lives, Operands, Reading
+from dla.ops.gpu.routed import RoutedWeights
+from dla.ops.gpu.routing import routed_weights
+from dla.ops.gpu.starts import Starts, starts_of
+from dla.ops.gpu.tiles import CHUNK, Tiles
+from dla.ops.problem import Problem
+from dla.ops.state import DynamicState, LinearState, LogLinearState, State
+from dla.ops.state.base import take_rows
+
+
+def attend(problem: Problem, decided: Decided | None) -> tuple[Tensor, State | None]:
+    """The outputs [B, T, H, dv] and, if wanted, the state after the last step."""
+    if decided is not None:
+        return dynamic(problem, decided)
+    return linear(problem) if problem.memory == "single" else log_linear(problem)
+
+
+def run(
+    problem: Problem, x: Operands, tiles: Tiles, runs: Runs, S: Tensor, weight: Tensor | None = None,
+    shares: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Outputs [B, T, H, dv] and the states after the last token; S [N, H, K, dk, dv] are those before the first."""
+    assert problem.beta is not None
+    beta = problem.layout.flat(problem.beta).float().contiguous()
+    lead = CHUNK - 1 if problem.memory == "log_linear" and problem.state is not None else 0  # as Tiles.of has it
+    each = tuple(-(-(n + lead) // CHUNK) for n in problem.layout.lengths)
+    settings = Settings(problem.scale, tiles, runs, each)
+    o, after = DeltaAttention.apply(x.q, x.k, x.v, x.g, beta, weight, shares, settings, S)
+    return problem.layout.unflat(o), after
+
+
+def linear(problem: Problem) -> tuple[Tensor, State | None]:
+    x, tiles, state = Operands.of(problem), Tiles.of(problem.layout, problem.device), problem.state
+    S = empty(problem, 1) if state is None else state.matrix[:, :, None].float().contiguous()
+    o, S = run(problem, x, tiles, Runs.single(tiles, state is not None), S)
+    if not problem.wants_state:
+        return o, None
+    return o, LinearState(matrix=S[:, :, 0].contiguous(), length=problem.length())
+
+
+def log_linear(problem: Problem) -> tuple[Tensor, State | None]:
+    x, state, device = Operands.of(problem), problem.state, problem.device
+    assert x.lam is not None
+    if state is None:
+        start, carried = torch.zeros(problem.shape[0], dtype=torch.int64, device=device), 0
+        tiles = Tiles.of(problem.layout, device)
+    else:
+        start, carried = state.length, state.levels.shape[2]
+        tiles = Tiles.of(problem.layout, device, lead=start % CHUNK)
+    longest = max(problem.layout.lengths, default=0)
+    levels = max(((1 << carried) - 1 + longest).bit_length(), 1)  # of the longest sequence at most
+    S = empty(problem, levels)
+    if state is not None:
+        S[:, :, :carried] = state.dense()
+    runs, slots = runs_and_slots(start, carried, levels, x.lam.shape[2], tiles)
+    o, S = run(problem, x, tiles, runs, S, Gathered.apply(x.lam, slots, tiles))
+    if not problem.wants_state:
+        return o, None
+    end = problem.length()
+    width = max((n.bit_length() for n in end.tolist()), default=0)
+    bit = torch.arange(width, device=device)
+    there = (end[:, None] >> bit) & 1
+    older = there.sum(1, keepdim=True) - there.cumsum(1)  # than the block of each bit
+    place = older.clamp(0, levels - 1)[:, None].expand(*S.shape[:2], width)
+    found = torch.where((there == 1)[:, None, :, None, None], take_rows(S, place), 0)
+    return o, LogLinearState(levels=found, length=end)
+
+
+def dynamic(problem: Problem, decided: Decided) -> tuple[Tensor, State | None]:
+    x, tiles, lives = Operands.of(problem), Tiles.of(problem.layout, problem.device), Lives.of(problem, decided)
+    assert x.lam is not None
+    made, capacity, recency = decided.segmentation, problem.rules.capacity, problem.slot_order == "recency"
+    starts = starts_of(lives.death, lives.initial_death, tiles, lives.states, ends=True)
+    lam, sums = x.lam, None
+    if problem.route is not None:  # weights of each state, oldest first
+        sums = key_sums_of(x.k, lives.keys, tiles)
+        lam, recency = routed(problem, x, sums, starts, tiles), False
+    slots, runs = slots_of(starts, tiles, lam.shape[2], recency), Runs.of(starts.position, starts.count, tiles)
+    if problem.soft:
+        gate = Gate.of(soft_gate(problem, decided), lam, slots, lives.death, runs, tiles)
+        S = empty(problem, gate.runs.states)
+        return run(problem, x, tiles, gate.runs, S, gate.weight, gate.shares)[0], None
+    o, S = run(problem, x, tiles, runs, first_states(problem, lives), Gathered.apply(lam, slots, tiles))
+    if not problem.wants_state:
+        return o, None
+    if capacity is None:
+        return o, tokens_after(problem, made)
+    position, count = starts.position[tiles.count :], starts.count[tiles.count :]
+    alive = torch.arange(lives.states, device=count.device) < count[..., None]
+    matrices = torch.where(alive[..., None, None], S, 0)
+    keys = None if sums is None else sums.between(position, count, tiles)
+    counts, info = made.tally(None if problem.state is None else problem.state.info, capacity)
+    return o, DynamicState.of_matrices(matrices, counts, info, keys, problem.length(), capacity)
+
+
+def routed(problem: Problem, x: Operands, sums: KeySums, starts: Starts, tiles: Tiles) -> Tensor:
+    """[tokens, H, K] the weights of states, oldest first."""
+    assert x.lam is not None and x.route is not None
+    recency = problem.slot_order == "recency"
+    with torch.no_grad():
+        weights = routed_weights(x.q, x.lam, x.route, sums, starts, tiles, recency)
+    if not problem.needs_gradient:
+        return weights
+    reading = Reading("dynamic", x.q, x.k, x.v, x.g, problem.scale, tiles, starts=starts, sums=sums, hard=starts)
+    made: Tensor = RoutedWeights.apply(weights, problem, reading, x.q, x.k, x.lam, x.route)
+    return made
+
+
+def first_states(problem: Problem, lives: Lives) -> Tensor:
+    """[N, H, K, dk, dv] as they are after the first token's merge, oldest first; what is behind the last is zero."""
+    S = empty(problem, lives.states)
+    if lives.matrices is None or lives.initial_death is None:
+        return S
+    place = ((lives.initial_death > 0).cumsum(2) - 1).clamp(0, lives.states - 1)
+    there = (lives.initial_death >= 0)[..., None, None]
+    matrices = torch.where(there, lives.matrices.float(), 0)
+    index = place[..., None, None].expand(matrices.shape)
+    return S.scatter_add_(2, index, matrices)  # at most two to a place, so that their order does not matter
+
+
+def empty(problem: Problem, states: int) -> Tensor:
+    N, H, dk, dv = problem.shape
+    return torch.zeros(N, H, states, dk, dv, dtype=torch.float32, device=problem.device)
