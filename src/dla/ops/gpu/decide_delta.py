@@ -48,5 +48,5 @@ def run_with_beta(problem: Problem, tiles: Tiles, arguments: dict[str, Any]) -> 
     start(delta_scores, tiles.count * H, arguments | kinds["old"], dtype)
     start(delta_carry, N * H, arguments, dtype)
     start(delta_settle, tiles.count * H, arguments, dtype)
-    if problem.rules.capacity is not None:
+    if problem.rules.capacity is not None and tiles.count:
         start(merges, N * H, arguments, dtype)
