@@ -72,6 +72,7 @@ FLOAT16: dict[str, Config] = {
     "carry": {"BV": 16, "held": None},
     "settle": {"BK": 32, "BV": 32},
     "outputs_dynamic": {"registers": None},
+    "query_gradients_log_linear": {"BK": 64},
     **{f"{made}_gradients_{memory}": {"pieces": 2} for made in ("key", "value") for memory in MEMORIES},
 }
 
