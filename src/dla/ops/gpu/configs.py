@@ -84,18 +84,20 @@ TABLE: dict[str, Config] = {
     "step_states": {"warps": 4, "stages": 1, "BV": 16},
 }
 
+MEMORIES = ("single", "log_linear", "dynamic")
+
 # Where operands meet float32 in more digits than bfloat16 has
 FLOAT16: dict[str, Config] = {
     "candidates": {"warps": 8, "BK": 32, "BV": 32},
     "carry": {"BV": 16, "held": None},
     "settle": {"BK": 32, "BV": 32},
     "outputs_dynamic": {"registers": None},
+    "query_gradients_log_linear": {"BK": 64},
+    **{f"{made}_gradients_{memory}": {"pieces": 2} for made in ("key", "value") for memory in MEMORIES},
     "delta_reads": {"BK": 16, "BV": 16},
     "delta_inner": {"BK": 16},
     "delta_unit_keys": {"BK": 16},
 }
-
-MEMORIES = ("single", "log_linear", "dynamic")
 
 # Where products of float32, which are made of three, need more room than those of halves
 FLOAT32: dict[str, Config] = FLOAT16 | {
@@ -105,11 +107,12 @@ FLOAT32: dict[str, Config] = FLOAT16 | {
     "outputs_single": {"registers": None},
     "outputs_log_linear": {"registers": None},
     "outputs_dynamic": {"registers": None, "BV": 32},
-    **{f"query_gradients_{memory}": {"pieces": 4, "BD": 16, "BK": 32, "BV": 16} for memory in MEMORIES},
-    **{f"key_gradients_{memory}": {"pieces": 4, "BO": 32} for memory in MEMORIES},
+    **{f"query_gradients_{memory}": {"pieces": 2, "BD": 16, "BK": 16, "BV": 16} for memory in MEMORIES},
+    **{f"key_gradients_{memory}": {"pieces": 4, "BD": 16, "BO": 32} for memory in MEMORIES},
     **{f"value_gradients_{memory}": {"pieces": 2, "BO": 32} for memory in MEMORIES},
     "row_gradients": {"warps": 8, "BK": 32},
     "state_gradients": {"stages": 1, "BK": 32},
+    "route_gradients": {"BD": 16, "BK": 16},
     "delta_chunks": {"BK": 16},
     "delta_walk": {"BK": 16, "BV": 16},
     "delta_back": {"BK": 32, "BV": 16},
