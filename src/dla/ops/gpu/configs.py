@@ -72,6 +72,7 @@ FLOAT16: dict[str, Config] = {
     "delta_reads": {"BK": 16, "BV": 16},
     "delta_inner": {"BK": 16},
     "delta_unit_keys": {"BK": 16},
+    "delta_back": {"BK": 32, "BV": 16},
 }
 
 # Where products of float32, which are made of three, need more room than those of halves
