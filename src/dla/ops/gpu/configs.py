@@ -84,7 +84,7 @@ FLOAT32: dict[str, Config] = FLOAT16 | {
     "outputs_dynamic": {"registers": None, "BV": 32},
     "delta_chunks": {"BK": 16},
     "delta_walk": {"BK": 16, "BV": 16},
-    "delta_back": {"BK": 32, "BV": 16},
+    "delta_back": {"BK": 16, "BV": 16},
     "delta_reads": {},
     "delta_inner": {"warps": 4, "BK": 16},
     "delta_steps": {"BK": 16},
