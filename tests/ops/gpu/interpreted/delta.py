@@ -9,20 +9,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from dla.ops import backends
-from dla.ops.gpu import attend, runtime
-from dla.ops.segmentation import Segmentation
-from tests.ops.common import Inputs, arguments, call, cast, make_inputs, segment
+from tests.ops.common import Inputs, arguments, call, cast, make_inputs
+from tests.ops.gpu.interpreted.test_attend import decisions, triton_attends  # noqa: F401
 
 SMALL: dict[str, Any] = {"H": 1, "dk": 16, "dv": 16}  # an interpreted program takes its time
-RULES = ("tau", "capacity", "block", "cu_seqlens", "initial_state")
-
-
-@pytest.fixture(autouse=True)
-def triton_attends(monkeypatch: pytest.MonkeyPatch) -> None:
-    row = backends.Implementation("triton", attend.attend, runtime.missing, attend.unable)
-    others = [other for other in backends.TABLE["attend"] if other.backend != "triton"]
-    monkeypatch.setitem(backends.TABLE, "attend", (row, *others))
 
 
 @pytest.fixture(autouse=True)
@@ -44,10 +34,6 @@ def inputs(T: int, mode: str = "gated_delta", **more: Any) -> Inputs:
     """Two heads of one key head, of widths that are no powers of two."""
     x = make_inputs(mode, **{"B": 1, "T": T, "H": 2, "Hk": 1, "dk": 24, "dv": 40, "width": 6, **more})
     return cast(cast(x, torch.float32), torch.float64)  # numbers that both have
-
-
-def decisions(x: Inputs, options: dict[str, Any]) -> Segmentation:
-    return segment(x, backend="reference", **{name: value for name, value in options.items() if name in RULES})
 
 
 def with_decisions(operator: str, x: Inputs, options: dict[str, Any]) -> dict[str, Any]:

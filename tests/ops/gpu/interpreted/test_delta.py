@@ -11,29 +11,9 @@ import torch
 from dla.ops.gpu.delta_chunks import chunk_matrices_of
 from dla.ops.gpu.tiles import Tiles
 from dla.ops.problem import Layout
-from tests.ops.common import OPERATORS, Inputs, assert_close, assert_same_state, call, cast, cut
-from tests.ops.gpu.interpreted.delta import SMALL, decisions, inputs, poisoned, triton_attends, with_decisions  # noqa: F401
-
-EXACT = 2e-5  # of float32
-
-
-def as_float32(state: Any) -> Any:
-    return None if state is None else state._map(lambda x: x.float() if x.is_floating_point() else x)
-
-
-def compare(operator: str, x: Inputs, tolerance: float = EXACT, state: Any = None, **options: Any) -> Any:
-    """Outputs and states of both agree; the reference's state."""
-    options["output_final_state"] = True
-    if operator == "dynamic":
-        options["segmentation"] = decisions(x, {**options, "initial_state": state})
-    expected, after = call(operator, x, backend="reference", initial_state=state, **options)
-    o, final = call(operator, cast(x, torch.float32), backend="triton", initial_state=as_float32(state), **options)
-    assert o.dtype == torch.float32
-    assert_close(o, expected, tolerance)
-    assert_same_state(final, after, tolerance)
-    if operator == "dynamic" and "route" in x:
-        assert_close(final.keys, after.keys, tolerance)
-    return after
+from tests.ops.common import OPERATORS, assert_close, call, cast, cut
+from tests.ops.gpu.interpreted.delta import SMALL, inputs, poisoned, triton_attends, with_decisions  # noqa: F401
+from tests.ops.gpu.interpreted.test_attend import compare
 
 
 @pytest.mark.parametrize(
