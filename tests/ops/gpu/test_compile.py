@@ -17,11 +17,13 @@ from triton.runtime.errors import OutOfResources
 
 from dla.bench.gpu_resources import Compiled
 from dla.ops.gpu import compile as ahead
+from dla.ops.gpu import proof
 from dla.ops.gpu.compile import Resources, assembled, resources, source, type_of
 from dla.ops.gpu.configs import config
 from dla.ops.gpu.launch import Launch, launch, launches, only_compiling
 from dla.ops.gpu.runtime import CannotCompileError, interpreting
 from dla.ops.gpu.shapes import PAPER, Launched, Shape, launched
+from dla.ops.problem import Layout, Problem
 
 pytestmark = pytest.mark.skipif(interpreting(), reason="Triton interprets its kernels in this process")
 
@@ -184,6 +186,29 @@ def test_errors_of_the_compiler_are_told_from_those_of_the_gpu(error: Exception,
         launch(FakeKernel(error), (1,), {}, config("step_one"))
     if of_compiler:
         assert str(raised.value).startswith(f"step_one does not compile: {type(error).__name__}")
+
+
+def test_gradients_that_do_not_compile_are_found_before_outputs_are_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All of their kernels are asked for once; on tensors without numbers nothing is."""
+    compiled: list[str] = []
+
+    def compile_only(each: Launch, only_compiles: bool) -> None:
+        assert only_compiles
+        compiled.append(each.name)
+        if each.name == "state_gradients":
+            raise CannotCompileError("state_gradients does not compile: too large")
+
+    monkeypatch.setattr(proof, "run_or_compile", compile_only)
+    monkeypatch.setattr(proof, "_asked", set())
+    x = {name: torch.zeros(1, 5, 2, 16, requires_grad=True) for name in "qkv"}
+    problem = Problem(memory="single", layout=Layout.of(1, 5, None), **x)
+    with pytest.raises(CannotCompileError, match="state_gradients"):
+        proof.prove_gradients(problem)
+    assert compiled[-1] == "state_gradients" and "query_gradients_single" in compiled
+    tried = len(compiled)
+    proof.prove_gradients(problem)
+    proof.prove_gradients(replace(problem, **{name: y.to("meta") for name, y in x.items()}))
+    assert len(compiled) == tried
 
 
 def test_empty_grids_and_tensors_without_numbers_launch_nothing() -> None:

@@ -21,6 +21,10 @@ def unable(problem: Problem) -> str | None:
 
 def attend(problem: Problem, decided: Decided | None) -> tuple[Tensor, State | None]:
     """The outputs [B, T, H, dv] and, if wanted, the state after the last step."""
+    if problem.needs_gradient:
+        from dla.ops.gpu.proof import prove_gradients
+
+        prove_gradients(problem)
     if problem.beta is not None:
         from dla.ops.gpu import delta_memories
 

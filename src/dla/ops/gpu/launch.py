@@ -62,19 +62,24 @@ def launch(kernel: Any, grid: tuple[int, ...], arguments: dict[str, Any], how: C
         seen.append(Launch(kernel, grid, arguments, warps, stages, registers, how["name"]))
     if 0 in grid or any(isinstance(x, Tensor) and x.is_meta for x in arguments.values()):
         return
-    limit = {"maxnreg": registers} if registers and torch.version.cuda else {}  # others know no such limit
-    options = {"num_warps": warps, "num_stages": stages, **limit}
+    run_or_compile(Launch(kernel, grid, arguments, warps, stages, registers, how["name"]), only_compiles)
+
+
+def run_or_compile(each: Launch, only_compiles: bool) -> None:
+    """Run a kernel, or do no more than compile and load it."""
+    limit = {"maxnreg": each.registers} if each.registers and torch.version.cuda else {}  # others know no such limit
+    options = {"num_warps": each.warps, "num_stages": each.stages, **limit}
     try:
         if only_compiles:
-            made = kernel.warmup(**arguments, grid=grid, **options)
+            made = each.kernel.warmup(**each.arguments, grid=each.grid, **options)
             getattr(made, "_init_handles", int)()  # what loading it may say as well
         else:
-            kernel[grid](**arguments, **options)
+            each.kernel[each.grid](**each.arguments, **options)
     except Exception as error:
         if interpreting() or not is_of_compiler(error):
             raise
         told = " ".join(str(error).split())[:300]
-        raise CannotCompileError(f"{how['name']} does not compile: {type(error).__name__}: {told}") from error
+        raise CannotCompileError(f"{each.name} does not compile: {type(error).__name__}: {told}") from error
 
 
 def is_of_compiler(error: Exception) -> bool:

@@ -9,9 +9,11 @@ from typing import Any, get_args
 import torch
 from torch import Tensor
 
+from dla.ops.decide.decided import Decided, Seen
 from dla.ops.gpu.launch import Launch, launches
-from dla.ops.problem import Layout, MemoryKind, Problem
+from dla.ops.problem import OPERANDS, Layout, MemoryKind, Problem
 from dla.ops.rules import Rules
+from dla.ops.segmentation import Segmentation
 from dla.ops.state import DynamicState, LinearState, LogLinearState, State
 from dla.ops.state.slots import Slots
 
@@ -49,35 +51,71 @@ class Launched:
     launch: Launch
 
 
+# Routed reads and the soft gate are the dynamic memory's
+KINDS: tuple[tuple[str, MemoryKind, bool, bool], ...] = (
+    *((memory, memory, False, False) for memory in MEMORIES),
+    ("dynamic, routed", "dynamic", True, False),
+    ("dynamic, soft gate", "dynamic", False, True),
+)
+
+
 def launched(shape: Shape) -> Iterator[Launched]:
-    """Every launch of the prefill and of a decoding step, for each memory and for routed reads."""
-    for memory, routed in [*((memory, False) for memory in MEMORIES), ("dynamic", True)]:
-        for stage, seen in stages(shape, memory, routed):
+    """Every launch of a prefill, its gradients and a decoding step, for each memory, routed reads and the soft gate."""
+    for name, memory, routed, soft in KINDS:
+        for stage, seen in stages(shape, memory, routed, soft):
             for each in seen:
-                yield Launched(shape.name, f"{memory}, routed" if routed else memory, stage, each)
+                yield Launched(shape.name, name, stage, each)
 
 
-def stages(shape: Shape, memory: MemoryKind, routed: bool) -> Iterator[tuple[str, list[Launch]]]:
+def stages(shape: Shape, memory: MemoryKind, routed: bool, soft: bool) -> Iterator[tuple[str, list[Launch]]]:
     """The launches of every stage that there is, and that can run this."""
-    prefill = problem(shape, memory, shape.length, None, routed)
+    prefill = replace(problem(shape, memory, shape.length, None, routed), temperature=0.1 if soft else None)
     decided: Any = None
     if memory == "dynamic" and (decide := able("decide", prefill)):
         with launches() as seen:
             decided = decide.decide(prefill)
         yield "decide", seen
-    if (attend := able("attend", prefill)) and (memory != "dynamic" or decided is not None):
+    elif memory == "dynamic":
+        decided = by_others(prefill)
+    training = replace(prefill, wants_state=False, **leaves(prefill))
+    if attend := able("attend", prefill):
         with launches() as seen:
             try:
-                attend.attend(prefill, decided)
+                attend.attend(replace(prefill, wants_state=not soft), decided)
             except NotImplementedError:  # how large a final state is may depend on numbers
                 seen.clear()
                 attend.attend(replace(prefill, wants_state=False), decided)
         yield "attend", seen
+        yield "gradients", gradients(training, attend, decided)
     step = problem(shape, memory, 1, empty_state(shape, memory, routed), routed)
-    if decode := able("decode", step):
+    if not soft and (decode := able("decode", step)):
         with launches() as seen:
             decode.decode(step)
         yield "decode", seen
+
+
+def leaves(prefill: Problem) -> dict[str, Any]:
+    """The operands of a problem, with gradients."""
+    return {name: x.detach().requires_grad_() for name, x in zip(OPERANDS, prefill.operands(), strict=True)
+            if x is not None}  # fmt: skip
+
+
+def gradients(training: Problem, attend: Any, decided: Any) -> list[Launch]:
+    """What is launched behind the outputs for the gradients of all inputs."""
+    inputs = [x for x in training.operands() if x is not None and x.requires_grad]
+    with launches() as seen:
+        o, _ = attend.attend(training, decided)
+        forward = len(seen)
+        torch.autograd.grad(o, inputs, torch.empty_like(o), allow_unused=True)
+    return seen[forward:]
+
+
+def by_others(prefill: Problem) -> Any:
+    """Decisions as those would have made them who can, without numbers."""
+    layout, v = prefill.layout, prefill.v
+    death = torch.empty(layout.batch, layout.time, v.shape[2], dtype=torch.int32, device="meta")
+    k, v = (layout.flat(x).float() for x in (prefill.k, v))
+    return Decided(Segmentation(death.float(), death.bool(), death), Seen.empty(k, v) if prefill.soft else None)
 
 
 def able(stage: str, asked: Problem) -> Any:
