@@ -97,7 +97,7 @@ FLOAT16: dict[str, Config] = {
     "delta_reads": {"BK": 16, "BV": 16},
     "delta_inner": {"BK": 16},
     "delta_unit_keys": {"BK": 16},
-    "delta_back": {"BK": 32, "BV": 16},
+    "delta_back": {"BK": 64, "BV": 16},
 }
 
 # Where products of float32, which are made of three, need more room than those of halves
@@ -116,7 +116,7 @@ FLOAT32: dict[str, Config] = FLOAT16 | {
     "route_gradients": {"BD": 16, "BK": 16},
     "delta_chunks": {"BK": 16},
     "delta_walk": {"BK": 16, "BV": 16},
-    "delta_back": {"BK": 16, "BV": 16},
+    "delta_back": {"BK": 32, "BV": 16},
     "delta_reads": {},
     "delta_inner": {"warps": 4, "BK": 16},
     "delta_steps": {"BK": 16},

@@ -3,7 +3,7 @@
 Given dO and the gradients dS'_j of the states behind a chunk, with decays and weights as there:
 
     dY_j = H dS'_j                           what Y_j = diag(E_s c_j) V - E K X_j is read with
-    dV   = scale (P . D . own)^T dO + sum_j diag(E_s c_j) dY_j
+    dV   = sum_j diag(E_s c_j) dY_j          but for what the chunk's own queries read (delta_own.py)
     dX_j = E (dS'_j - K^T dY_j)
     dS_i = dX_j + scale Q'^T diag(e w_i) dO  for the states i that state j is made of
 
@@ -15,15 +15,15 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from dla.ops.gpu.delta_walk import Operation, Span, decays, own_products, share_of
+from dla.ops.gpu.delta_walk import Operation, Span, decays, share_of
 from dla.ops.gpu.language import matrix, product, put_matrix, rounded, rows, tokens_of
 from dla.ops.gpu.launch import launch
 
 
 @triton.jit(do_not_specialize=["K", "scale"])
 def delta_back(
-    k, queries, keys, v, P, weight, shares, G, d_o, d_S, d_v, kept, d_written, keep, count, after, heirs, places,
-    begin, until, first, stop, k_stride, v_stride, K, scale,
+    k, queries, keys, weight, shares, G, d_o, d_S, d_v, kept, d_written, keep, count, after, heirs, places,
+    begin, until, first, stop, k_stride, K, scale,
     H: tl.constexpr, GROUP: tl.constexpr, HEADS: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr, C: tl.constexpr,
     BK: tl.constexpr, BV: tl.constexpr, FACTOR: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
@@ -46,11 +46,10 @@ def delta_back(
     for back in range(to_chunk - from_chunk):
         c = to_chunk - 1 - back
         token, inside = tokens_of(first, stop, c, C)
-        e, E, to_end, D = decays(G, H, token, inside, C)
+        e, E, to_end, _ = decays(G, H, token, inside, C)
         here, number = c * H + h, tl.load(keep + c)
         d_o_ = rows(d_o, H * DV, token, inside, column, DV, C)
-        A = own_products(P, weight, D, here, K, C) * scale
-        d_v_ = product(tl.trans(rounded(A, FACTOR)), d_o_.to(FACTOR), PRECISION)
+        d_v_ = tl.zeros([C, BV], tl.float32)
         d_o_ = d_o_.to(tl.float32) * (e * scale)[:, None]
         plan = (c * HEADS + plan_head) * K
         made = tl.load(count + tl.load(after + c) * HEADS + plan_head)

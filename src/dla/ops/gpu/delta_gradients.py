@@ -64,7 +64,7 @@ class DeltaAttention(torch.autograd.Function):
         q, k, v, g, beta, weight, shares, S = ctx.saved_tensors
         x = operation(q, k, v, g, beta, ctx.settings)
         d_v, d_weight, d_shares, d_chunk = through_states(x, weight, shares, S, d_o.contiguous(), ctx.settings.each)
-        d_q, d_k, d_beta, seen = through_chunks(x, weight, d_o.contiguous(), d_chunk, d_weight)
+        d_q, d_k, d_beta, seen = through_chunks(x, weight, d_o.contiguous(), d_chunk, d_weight, d_v)
         d_g: Tensor | None = None
         if g is not None:
             K = x.runs.states

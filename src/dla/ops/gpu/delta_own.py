@@ -1,6 +1,7 @@
 """Gradients of what a chunk's tokens say to its own queries, and of its matrices, in four kernels.
 
 ``delta_own``, from dA = scale dO V^T for s <= t:    d own = dA . P . D        dP = dA . own . D
+                                                     dV += scale (P . D . own)^T dO
 
 Then back through delta_chunks.py, from dQ', dH and the keys' gradient dK so far, with M = tril(Q K^T):
 
@@ -20,8 +21,8 @@ import triton.language as tl
 from torch import Tensor
 
 from dla.ops.gpu.delta_chunks import overlaps
-from dla.ops.gpu.delta_walk import Operation, decays
-from dla.ops.gpu.language import per_head, product, rows, tokens_of
+from dla.ops.gpu.delta_walk import Operation, decays, own_products
+from dla.ops.gpu.language import per_head, product, rounded, rows, tokens_of
 from dla.ops.gpu.launch import launch
 
 
@@ -34,8 +35,9 @@ def square_of(number, C: tl.constexpr):
 
 @triton.jit(do_not_specialize=["K", "scale"])
 def delta_own(
-    v, P, weight, G, d_o, d_P, d_own, seen, first, stop, v_stride, K, scale,
-    H: tl.constexpr, DV: tl.constexpr, C: tl.constexpr, BV: tl.constexpr, PRECISION: tl.constexpr,
+    v, P, weight, G, d_o, d_v, d_P, d_own, seen, first, stop, v_stride, K, scale,
+    H: tl.constexpr, DV: tl.constexpr, C: tl.constexpr, BV: tl.constexpr, FACTOR: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):  # fmt: skip
     """d_P [chunks, H, C, C], d_own as the last C rows of [chunks, H, K + C, C].
 
@@ -62,6 +64,14 @@ def delta_own(
         met, d_A = met * w, d_A * w
     tl.store(seen + token.to(tl.int64) * H + h + at * H, tl.sum(met, 1), mask=inside)
     tl.store(d_P + square_of(here, C), d_A)
+    A = tl.trans(rounded(own_products(P, weight, D, here, K, C) * scale, FACTOR))
+    for d in range(0, DV, BV):
+        column = d + tl.arange(0, BV)
+        d_o_ = rows(d_o + h * DV, H * DV, token, inside, column, DV, C).to(FACTOR)
+        place = (token.to(tl.int64) * H + h) * DV + at[:, None] * (H * DV) + column[None, :]
+        there = inside[:, None] & (column < DV)[None, :]
+        past = tl.load(d_v + place, mask=there, other=0.0)
+        tl.store(d_v + place, past + product(A, d_o_, PRECISION), mask=there)
 
 
 @triton.jit
@@ -156,15 +166,16 @@ def delta_outer(
 
 
 def through_chunks(
-    x: Operation, weight: Tensor | None, d_o: Tensor, d_chunk: dict[str, Tensor], d_weight: Tensor
+    x: Operation, weight: Tensor | None, d_o: Tensor, d_chunk: dict[str, Tensor], d_weight: Tensor, d_v: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Gradients of q, k [tokens, H, dk] and beta; and ``seen`` of ``delta_own``. Fills in d_weight's rows of tokens."""
+    """Gradients of q, k [tokens, H, dk] and beta; and ``seen`` of ``delta_own``. Fills in d_weight's rows of tokens,
+    and adds to d_v."""
     _, H, _, dk, _ = x.shape
     d_q, d_k = (torch.empty_like(d_chunk["d_queries"]) for _ in range(2))
     d_beta, seen = torch.empty_like(x.beta), torch.empty_like(x.beta)
     d_P, d_U, d_M, d_N, scratch = (torch.empty_like(x.made.T) for _ in range(5))
     given = {"q": x.q, "q_stride": x.q.stride(0), "beta": x.beta, "T": x.made.T, "weight": weight, "d_o": d_o}
-    given |= {"d_q": d_q, "d_k": d_k, "d_beta": d_beta, "d_own": d_weight, "seen": seen}
+    given |= {"d_q": d_q, "d_k": d_k, "d_beta": d_beta, "d_own": d_weight, "seen": seen, "d_v": d_v}
     given |= {"d_P": d_P, "d_U": d_U, "d_M": d_M, "d_N": d_N, "scratch": scratch, **d_chunk}
     for kernel in (delta_own, delta_inner, delta_steps, delta_outer):
         arguments, c = x.arguments(kernel.__name__)
