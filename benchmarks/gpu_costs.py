@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from dla.ops.gpu.shapes import PAPER, Shape
+from dla.ops.gpu.shapes import PAPER, LayerShape
 from dla.ops.gpu.tiles import CHUNK
 from dla.report.marked import fill, markdown
 
@@ -106,7 +106,7 @@ def product(rows: float, inner: float, columns: float) -> float:
 class Layer:
     """Numbers that every stage needs."""
 
-    shape: Shape
+    shape: LayerShape
 
     @property
     def chunks(self) -> int:
@@ -219,7 +219,7 @@ def routing(layer: Layer, content: Content) -> Work:
                 hbm=s.length * s.heads * 4 * live / CHUNK, launches=4, programs=layer.tiles)  # fmt: skip
 
 
-def prefill(shape: Shape) -> Iterator[tuple[str, list[Work]]]:
+def prefill(shape: LayerShape) -> Iterator[tuple[str, list[Work]]]:
     """The stages of each memory."""
     layer = Layer(shape)
     yield "single", [states(layer), outputs(layer, 1, 0)]
@@ -231,7 +231,7 @@ def prefill(shape: Shape) -> Iterator[tuple[str, list[Work]]]:
         yield f"dynamic, {content.name}", [*deciding, *reading, routing(layer, content)]
 
 
-def decoding(shape: Shape) -> Iterator[tuple[str, Work]]:
+def decoding(shape: LayerShape) -> Iterator[tuple[str, Work]]:
     """Bytes of one token, by memory; the last row is how states might be held instead (9 matrices' worth of them)."""
     one, s = 4 * shape.heads * shape.dk * shape.dv, shape
     both = 2 if s.beta else 1  # delta steps write every state
@@ -243,7 +243,7 @@ def decoding(shape: Shape) -> Iterator[tuple[str, Work]]:
     yield "dynamic, were short states tokens", Work("decode", hbm=(both * 9 + 2) * one, launches=3, programs=programs)
 
 
-def rows(shape: Shape) -> list[dict[str, str]]:
+def rows(shape: LayerShape) -> list[dict[str, str]]:
     """The table of a shape's prefill: what all streams have in common stands once, and every memory ends with sums."""
     made: list[dict[str, str]] = []
     dynamic = [works for memory, works in prefill(shape) if memory.startswith("dynamic")]

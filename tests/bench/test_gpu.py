@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from dla.bench import gpu, gpu_checks, gpu_timing
-from dla.bench.gpu_checks import Case, Outcome, Sizes, attended, cases, decided, decoded, few_cases, outcomes
+from dla.bench.gpu_checks import Case, Checked, Sizes, attended, cases, decided, decoded, few_cases, outcomes
 from dla.ops.gpu import configs
 from dla.ops.gpu.launch import launch
 from dla.ops.gpu.shapes import PAPER
@@ -92,10 +92,10 @@ def test_cases_are_all_different() -> None:
 
 
 def test_outcomes_survive_json() -> None:
-    made = Outcome("decode", Case(routed=True), float("inf"), 1e-5)
-    again = Outcome.of(json.loads(json.dumps(made.figures(), allow_nan=False)))
+    made = Checked("decode", Case(routed=True), float("inf"), 1e-5)
+    again = Checked.of(json.loads(json.dumps(made.figures(), allow_nan=False)))
     assert again.case == made.case and not again.holds and again.error > 1e300
-    assert Outcome.of(replace(made, error=1e-6).figures()).holds
+    assert Checked.of(replace(made, error=1e-6).figures()).holds
 
 
 # --- times -----------------------------------------------------------------------------------------------------------
@@ -210,8 +210,8 @@ def a_kernel(complaint: str | None = None) -> Any:
 
 
 def test_without_a_gpu() -> None:
-    right, wrong = Outcome("decode", Case(), 1e-7, 1e-5), Outcome("decode", Case(beta=True), 0.1, 1e-5)
-    refused = Outcome("attend", Case(), refused="backend='triton' cannot")
+    right, wrong = Checked("decode", Case(), 1e-7, 1e-5), Checked("decode", Case(beta=True), 0.1, 1e-5)
+    refused = Checked("attend", Case(), refused="backend='triton' cannot")
     found = gpu.without_gpu(None, lambda: [right, refused], lambda: [a_kernel()])
     assert found.code == 0 and "1 checks hold, 0 do not, 1 are refused" in found.text and "cannot" in found.text
     assert json.dumps(found.figures, allow_nan=False) and any("no" in note for note in found.notes)
@@ -225,9 +225,9 @@ def test_with_one(cached: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The way through it, with everything that needs a GPU replaced."""
     asked: list[Any] = []
 
-    def checks(sizes: Sizes, device: str, dtype: torch.dtype) -> list[Outcome]:
+    def checks(sizes: Sizes, device: str, dtype: torch.dtype) -> list[Checked]:
         asked.append((device, dtype))
-        return [Outcome("decode", Case(), 1e-7, 1e-5)]
+        return [Checked("decode", Case(), 1e-7, 1e-5)]
 
     def make(shape: Any, device: str) -> dict[str, Any]:
         asked.append((shape.name, shape.length))

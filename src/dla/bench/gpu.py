@@ -20,7 +20,7 @@ import torch
 
 from dla import __version__
 from dla.bench.common import Figures, say
-from dla.bench.gpu_checks import ON_A_GPU, OPERATORS, Outcome, outcomes
+from dla.bench.gpu_checks import ON_A_GPU, OPERATORS, Checked, outcomes
 from dla.files import read_object, write_whole
 from dla.ops.gpu import configs
 from dla.ops.gpu.runtime import missing
@@ -68,7 +68,7 @@ def run(
 
 def without_gpu(
     out: Path | None,
-    interpret: Callable[[], Sequence[Outcome]] | None = None,
+    interpret: Callable[[], Sequence[Checked]] | None = None,
     compile_all: Callable[[], Sequence[Any]] | None = None,
 ) -> Found:
     """The two proofs; what they are made by may be given."""
@@ -88,7 +88,7 @@ def without_gpu(
     return Found(text, found, out, [note], code=int(bool(complaints) or not proven(checks)))
 
 
-def interpreted() -> list[Outcome]:
+def interpreted() -> list[Checked]:
     """A few cases in a process that interprets."""
     if importlib.util.find_spec("triton") is None:
         raise ImportError("triton is not installed: pip install 'dynamic-linear-attention[gpu]'")
@@ -97,7 +97,7 @@ def interpreted() -> list[Outcome]:
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     if done.returncode:
         raise ValueError(f"the interpreter failed: {' '.join(done.stderr.split())[-300:]}")
-    return [Outcome.of(x) for x in json.loads(done.stdout)]
+    return [Checked.of(x) for x in json.loads(done.stdout)]
 
 
 def compiled_here() -> list[Any]:
@@ -137,18 +137,18 @@ def ours(name: str) -> bool:
     return name.partition(":")[0] in OPERATORS
 
 
-def proven(checks: Sequence[Outcome]) -> bool:
+def proven(checks: Sequence[Checked]) -> bool:
     """Whether something was checked, and held."""
     return all(x.holds for x in checks) and any(not x.refused for x in checks)
 
 
-def verdict(checks: Sequence[Outcome]) -> str:
+def verdict(checks: Sequence[Checked]) -> str:
     """How many checks hold."""
     wrong, refused = [x for x in checks if not x.holds], sum(bool(x.refused) for x in checks)
     return f"{len(checks) - len(wrong) - refused} checks hold, {len(wrong)} do not, {refused} are refused"
 
 
-def as_text(found: Figures, checks: Sequence[Outcome]) -> str:
+def as_text(found: Figures, checks: Sequence[Checked]) -> str:
     """One text to paste: the machine, what does not hold and what is refused, the times."""
     parts = [", ".join(f"{name} {value}" for name, value in found["machine"].items()), verdict(checks)]
     if wrong := [x.row() for x in checks if not x.holds]:

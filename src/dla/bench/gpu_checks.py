@@ -72,7 +72,7 @@ INTERPRETED = Sizes(batch=1, length=24)
 
 
 @dataclass(frozen=True)
-class Outcome:
+class Checked:
     """Of one check. ``error``: the largest difference, as a part of the largest output, or of decisions that differ."""
 
     stage: Stage
@@ -91,7 +91,7 @@ class Outcome:
         return {**asdict(self), "error": error}
 
     @classmethod
-    def of(cls, figures: dict[str, Any]) -> "Outcome":
+    def of(cls, figures: dict[str, Any]) -> "Checked":
         """The one that ``figures`` are of."""
         return cls(**{**figures, "case": Case(**figures["case"])})
 
@@ -164,7 +164,7 @@ def both(case: Case, sizes: Sizes, dtype: torch.dtype, device: str, seed: int) -
 
 def decoded(
     case: Case, sizes: Sizes, backend: Any, device: str = "cpu", dtype: torch.dtype = torch.float32, seed: int = 0
-) -> Outcome:
+) -> Checked:
     """Every token after the prompt, one by one on the state that the prompt left, beside one call of the reference."""
     given, exact = both(case, sizes, dtype, device, seed)
     expected, _ = call(case, exact, sizes, backend="reference")
@@ -176,12 +176,12 @@ def decoded(
             found.append(call(case, now, sizes, initial_state=state, inplace=True, backend=backend)[0])
     except ValueError as error:
         return refused("decode", case, backend, error)
-    return Outcome("decode", case, difference(torch.cat(found, 1), expected[:, sizes.prompt :]), WORST[dtype])
+    return Checked("decode", case, difference(torch.cat(found, 1), expected[:, sizes.prompt :]), WORST[dtype])
 
 
 def attended(
     case: Case, sizes: Sizes, backend: Any, device: str = "cpu", dtype: torch.dtype = torch.float32, seed: int = 0
-) -> Outcome:
+) -> Checked:
     """A prefill, under the reference's decisions."""
     given, exact = both(case, sizes, dtype, device, seed)
     here: dict[str, Any] = {}
@@ -194,28 +194,28 @@ def attended(
         found, _ = call(case, given, sizes, backend=backend, **there)
     except ValueError as error:
         return refused("attend", case, backend, error)
-    return Outcome("attend", case, difference(found, expected), WORST[dtype])
+    return Checked("attend", case, difference(found, expected), WORST[dtype])
 
 
-def refused(stage: Stage, case: Case, backend: str, error: ValueError) -> Outcome:
+def refused(stage: Stage, case: Case, backend: str, error: ValueError) -> Checked:
     """What a backend says to a case that it does not run; any other error is one."""
     if not str(error).startswith(f"backend={backend!r} cannot {stage}"):
         raise error
-    return Outcome(stage, case, refused=str(error))
+    return Checked(stage, case, refused=str(error))
 
 
 def decided(
     case: Case, sizes: Sizes, backend: Any, device: str = "cpu", dtype: torch.dtype = torch.float32, seed: int = 0
-) -> Outcome:
+) -> Checked:
     """The share of tokens that open a state, or see its start end, in one of the two alone."""
     given, exact = both(case, sizes, dtype, device, seed)
     expected = segment(**deciding(exact), **rules(case, sizes), backend="reference")
     with record() as ran:
         found = segment(**deciding(given), **rules(case, sizes), backend=backend).to("cpu")
     if ran[0].backend != backend:
-        return Outcome("decide", case, refused=ran[0].passed_over.get(backend, f"{ran[0].backend} ran instead"))
+        return Checked("decide", case, refused=ran[0].passed_over.get(backend, f"{ran[0].backend} ran instead"))
     differ = (found.boundary != expected.boundary) | (found.death != expected.death)
-    return Outcome("decide", case, float(differ.float().mean()), FLIPS)
+    return Checked("decide", case, float(differ.float().mean()), FLIPS)
 
 
 def deciding(x: Inputs) -> dict[str, Any]:
@@ -231,12 +231,12 @@ def difference(found: Tensor, expected: Tensor) -> float:
     return float((found - expected).abs().max() / expected.abs().max().clamp_min(1e-30))
 
 
-CHECKS: dict[Stage, Callable[..., Outcome]] = {"decide": decided, "attend": attended, "decode": decoded}
+CHECKS: dict[Stage, Callable[..., Checked]] = {"decide": decided, "attend": attended, "decode": decoded}
 
 
 def outcomes(
     sizes: Sizes, device: str, dtype: torch.dtype = torch.float32, of: Sequence[Case] | None = None
-) -> Iterator[Outcome]:
+) -> Iterator[Checked]:
     """Every stage of every case, in Triton."""
     for case, stage in product(list(cases()) if of is None else of, CHECKS):
         if stage != "decide" or case.memory == "dynamic":

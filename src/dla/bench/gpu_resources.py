@@ -9,7 +9,7 @@ from dla.bench.common import Figures, say
 from dla.ops.gpu.compile import Resources, resources
 from dla.ops.gpu.configs import compiling_for
 from dla.ops.gpu.launch import Launch
-from dla.ops.gpu.shapes import PAPER, Launched, Shape, launched
+from dla.ops.gpu.shapes import PAPER, Launched, LayerShape, launched
 
 ARCHITECTURES = {80: "A100", 90: "H100"}
 MOST_SHARED = 160 * 1024  # bytes of a program
@@ -61,7 +61,7 @@ class Compiled:
 
 def compiled(
     architectures: Sequence[int] = (80,),
-    shapes: Sequence[Shape] = PAPER,
+    shapes: Sequence[LayerShape] = PAPER,
     folder: Path | None = None,
     compile_one: Compile = resources,
 ) -> Iterator[Compiled]:

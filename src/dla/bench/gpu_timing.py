@@ -17,7 +17,7 @@ from dla.inspect.streams import correlated
 from dla.ops import backends, segment
 from dla.ops.gpu.configs import TRIED, Config, using
 from dla.ops.gpu.launch import launches
-from dla.ops.gpu.shapes import Shape
+from dla.ops.gpu.shapes import LayerShape
 
 Call = Callable[[], object]
 Clock = Callable[[], float]
@@ -27,7 +27,7 @@ BETTER = 0.97  # of the time: what a choice must reach to be taken for faster
 WIDE = ("lam", "g", "beta")  # never halves
 
 
-def calls(shape: Shape, device: str) -> dict[str, Call]:
+def calls(shape: LayerShape, device: str) -> dict[str, Call]:
     """Everything that is timed at a shape, by name: prefill, its two stages, a decoding step, and others' kernels."""
     s = correlated(0, length=shape.length, heads=shape.heads, key_heads=shape.key_heads, dk=shape.dk, dv=shape.dv,
                    lam_width=shape.capacity, beta=shape.beta)  # fmt: skip
@@ -83,7 +83,7 @@ def softmax(x: Mapping[str, Tensor]) -> Call:
     return partial(F.scaled_dot_product_attention, q, k, v, is_causal=True)
 
 
-def others(x: Mapping[str, Tensor], shape: Shape) -> dict[str, Call]:
+def others(x: Mapping[str, Tensor], shape: LayerShape) -> dict[str, Call]:
     """fla's kernels of the same recurrences, if they are installed."""
     heads = {name: x[name].repeat_interleave(shape.heads // shape.key_heads, 2) for name in ("q", "k")}
     g, v = x["g"], x["v"]

@@ -22,13 +22,13 @@ from dla.ops.gpu.compile import Resources, assembled, resources, source, type_of
 from dla.ops.gpu.configs import config
 from dla.ops.gpu.launch import Launch, launch, launches, only_compiling
 from dla.ops.gpu.runtime import CannotCompileError, interpreting
-from dla.ops.gpu.shapes import PAPER, Launched, Shape, launched
+from dla.ops.gpu.shapes import PAPER, Launched, LayerShape, launched
 from dla.ops.problem import Layout, Problem
 
 pytestmark = pytest.mark.skipif(interpreting(), reason="Triton interprets its kernels in this process")
 
 
-def of(shape: Shape, kernel: str, memory: str = "dynamic") -> Launch:
+def of(shape: LayerShape, kernel: str, memory: str = "dynamic") -> Launch:
     found = [x.launch for x in launched(shape) if x.memory == memory and x.launch.kernel.__name__ == kernel]
     assert len(found) == 1
     return found[0]
@@ -58,7 +58,7 @@ def test_what_a_kernel_is_told() -> None:
 
 
 @pytest.mark.parametrize("shape", [*PAPER, replace(PAPER[0], heads=1, dk=20, dv=17)], ids=lambda shape: str(shape.dk))
-def test_it_is_what_the_runtime_would_say(shape: Shape) -> None:
+def test_it_is_what_the_runtime_would_say(shape: LayerShape) -> None:
     """By Triton's own functions, which have other names in other versions."""
     jit = pytest.importorskip("triton.runtime.jit")
     make_backend, target = pytest.importorskip("triton.compiler").make_backend, ahead.GPUTarget("cuda", 80, 32)

@@ -16,7 +16,7 @@ from dla.ops.gpu import attend, runtime
 from dla.ops.gpu.compile import resources
 from dla.ops.gpu.configs import TRIED, compiling_for, using
 from dla.ops.gpu.launch import Launch, launches
-from dla.ops.gpu.shapes import PAPER, Shape, launched
+from dla.ops.gpu.shapes import PAPER, LayerShape, launched
 from dla.ops.problem import Layout, Problem
 from dla.ops.rules import Rules
 from dla.ops.segmentation import Segmentation
@@ -30,7 +30,7 @@ SPILLS = ["settle spills 56 bytes on sm_80 (Mamba-2 780M)"]  # in float32
 MOST_SHARED = {80: 160 * 1024, 90: 160 * 1024, 100: 160 * 1024, 120: 99 * 1024}  # bytes; GPUs for desktops have less
 
 
-def complaints(shapes: list[Shape], architecture: int) -> list[str]:
+def complaints(shapes: list[LayerShape], architecture: int) -> list[str]:
     found = list(compiled([architecture], shapes))
     assert len(found) >= 15 * len(shapes) // 2
     too_much = [f"{x.name} takes {x.takes.shared}" for x in found if x.takes.shared > MOST_SHARED[architecture]]
@@ -91,18 +91,19 @@ def going_on(memory: Any, dk: int, dv: int, H: int, Hk: int) -> list[Launch]:
 
 def with_states(problem: Problem) -> None:
     """The kernels that take states and leave them, whose other work needs values."""
-    from dla.ops.gpu import memories
+    from dla.ops.gpu import reading
+    from dla.ops.gpu.spans import matrices_of
 
-    x, tiles = memories.Operands.of(problem), memories.Tiles.of(problem.layout, problem.device)
+    x, tiles = reading.FlatOperands.of(problem), reading.Tiles.of(problem.layout, problem.device)
     _, H, dk, dv = problem.shape
     death = torch.empty(len(x.v), H, dtype=torch.int32, device="meta")
     initial, carried = death[None, :30].mT, torch.empty(1, H, 30, dk, dv, device="meta")
-    starts = memories.starts_of(death, initial, tiles, 30, ends=True)
-    states = memories.states_of(x.k, x.v, x.g, carried, tiles)
+    starts = reading.starts_of(death, initial, tiles, 30, ends=True)
+    states = reading.states_of(x.k, x.v, x.g, carried, tiles)
     if problem.route is not None and x.lam is not None:
-        sums = memories.key_sums_of(x.k, carried[..., 0], tiles)
-        memories.routed_weights(x.q, x.lam, problem.route[0], sums, starts, tiles, recency=True)
-    memories.matrices_of(x.k, x.v, starts.position[tiles.count :], starts.count[tiles.count :], states, tiles)
+        sums = reading.key_sums_of(x.k, carried[..., 0], tiles)
+        reading.routed_weights(x.q, x.lam, problem.route[0], sums, starts, tiles, recency=True)
+    matrices_of(x.k, x.v, starts.position[tiles.count :], starts.count[tiles.count :], states, tiles)
 
 
 @pytest.mark.slow

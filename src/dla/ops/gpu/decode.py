@@ -49,7 +49,7 @@ def decode(problem: Problem) -> tuple[Tensor, State]:
     return decoder.step(state, problem.operands()), state
 
 
-class Decoder:
+class KernelStep:
     """One state's steps of one kind: all that a launch needs beside the token.
 
     It is no part of the state's value: a copy makes its own.
@@ -100,7 +100,7 @@ class Decoder:
         launch(kernel, (self.sequences * self.heads, tiles), arguments | {"BK": self.BK, "BV": BV}, chosen)
 
 
-class OfOne(Decoder):
+class StepOfOne(KernelStep):
     """One matrix a head."""
 
     def __init__(self, problem: Problem, state: Any) -> None:
@@ -117,7 +117,7 @@ class OfOne(Decoder):
         self.run(step_one, {**given, **self.tensors, "o": o, **self.sizes})
 
 
-class OfLevels(Decoder):
+class StepOfLevels(KernelStep):
     """Fenwick levels, of which there are more and more."""
 
     def __init__(self, problem: Problem, state: LogLinearState) -> None:
@@ -149,7 +149,7 @@ class OfLevels(Decoder):
         self.run(step_levels, {**given, "levels": levels, "length": state.length, "o": o, **sizes})
 
 
-class OfSlots(Decoder):
+class StepOfSlots(KernelStep):
     """The states of the dynamic memory."""
 
     def __init__(self, problem: Problem, state: DynamicState) -> None:
@@ -191,4 +191,4 @@ def power_of_two(size: int) -> int:
     return 1 << (size - 1).bit_length()
 
 
-DECODERS: dict[str, Any] = {"single": OfOne, "log_linear": OfLevels, "dynamic": OfSlots}
+DECODERS: dict[str, Any] = {"single": StepOfOne, "log_linear": StepOfLevels, "dynamic": StepOfSlots}

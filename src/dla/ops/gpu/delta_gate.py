@@ -24,7 +24,7 @@ from dla.ops.gpu.tiles import CHUNK, Tiles
 
 
 @dataclass(frozen=True)
-class Gate:
+class GateShares:
     """The walk's tables with the soft gate, over one state more."""
 
     runs: Runs
@@ -32,7 +32,7 @@ class Gate:
     shares: Tensor  # [chunks, H, K + 1, CHUNK]
 
     @classmethod
-    def of(cls, p: Tensor, lam: Tensor, slots: Tensor, death: Tensor, runs: Runs, tiles: Tiles) -> "Gate":
+    def of(cls, p: Tensor, lam: Tensor, slots: Tensor, death: Tensor, runs: Runs, tiles: Tiles) -> "GateShares":
         """p, death [tokens, H], lam [tokens, H, width]; slots and runs of the hard gate."""
         at = torch.arange(CHUNK, device=p.device)
         opens = on_chunks(death >= 0, tiles)

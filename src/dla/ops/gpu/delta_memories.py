@@ -6,13 +6,13 @@ from torch import Tensor
 from dla.ops.chunked.gate import soft_gate
 from dla.ops.chunked.tokens import tokens_after
 from dla.ops.decide.decided import Decided
-from dla.ops.gpu.delta_gate import Gate
+from dla.ops.gpu.delta_gate import GateShares
 from dla.ops.gpu.delta_gradients import DeltaAttention, Settings
 from dla.ops.gpu.delta_levels import runs_and_slots
 from dla.ops.gpu.delta_plan import Runs
 from dla.ops.gpu.delta_weights import Gathered, slots_of
 from dla.ops.gpu.key_sums import KeySums, key_sums_of
-from dla.ops.gpu.reading import Lives, Operands, Reading
+from dla.ops.gpu.reading import FlatOperands, Lives, Reads
 from dla.ops.gpu.routed import RoutedWeights
 from dla.ops.gpu.routing import routed_weights
 from dla.ops.gpu.starts import Starts, starts_of
@@ -30,7 +30,7 @@ def attend(problem: Problem, decided: Decided | None) -> tuple[Tensor, State | N
 
 
 def run(
-    problem: Problem, x: Operands, tiles: Tiles, runs: Runs, S: Tensor, weight: Tensor | None = None,
+    problem: Problem, x: FlatOperands, tiles: Tiles, runs: Runs, S: Tensor, weight: Tensor | None = None,
     shares: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Outputs [B, T, H, dv] and the states after the last token; S [N, H, K, dk, dv] are those before the first."""
@@ -44,7 +44,7 @@ def run(
 
 
 def linear(problem: Problem) -> tuple[Tensor, State | None]:
-    x, tiles, state = Operands.of(problem), Tiles.of(problem.layout, problem.device), problem.state
+    x, tiles, state = FlatOperands.of(problem), Tiles.of(problem.layout, problem.device), problem.state
     S = empty(problem, 1) if state is None else state.matrix[:, :, None].float().contiguous()
     o, S = run(problem, x, tiles, Runs.single(tiles, state is not None), S)
     if not problem.wants_state:
@@ -53,7 +53,7 @@ def linear(problem: Problem) -> tuple[Tensor, State | None]:
 
 
 def log_linear(problem: Problem) -> tuple[Tensor, State | None]:
-    x, state, device = Operands.of(problem), problem.state, problem.device
+    x, state, device = FlatOperands.of(problem), problem.state, problem.device
     assert x.lam is not None
     if state is None:
         start, carried = torch.zeros(problem.shape[0], dtype=torch.int64, device=device), 0
@@ -81,7 +81,7 @@ def log_linear(problem: Problem) -> tuple[Tensor, State | None]:
 
 
 def dynamic(problem: Problem, decided: Decided) -> tuple[Tensor, State | None]:
-    x, tiles, lives = Operands.of(problem), Tiles.of(problem.layout, problem.device), Lives.of(problem, decided)
+    x, tiles, lives = FlatOperands.of(problem), Tiles.of(problem.layout, problem.device), Lives.of(problem, decided)
     assert x.lam is not None
     made, capacity, recency = decided.segmentation, problem.rules.capacity, problem.slot_order == "recency"
     starts = starts_of(lives.death, lives.initial_death, tiles, lives.states, ends=True)
@@ -91,7 +91,7 @@ def dynamic(problem: Problem, decided: Decided) -> tuple[Tensor, State | None]:
         lam, recency = routed(problem, x, sums, starts, tiles), False
     slots, runs = slots_of(starts, tiles, lam.shape[2], recency), Runs.of(starts.position, starts.count, tiles)
     if problem.soft:
-        gate = Gate.of(soft_gate(problem, decided), lam, slots, lives.death, runs, tiles)
+        gate = GateShares.of(soft_gate(problem, decided), lam, slots, lives.death, runs, tiles)
         S = empty(problem, gate.runs.states)
         return run(problem, x, tiles, gate.runs, S, gate.weight, gate.shares)[0], None
     o, S = run(problem, x, tiles, runs, first_states(problem, lives), Gathered.apply(lam, slots, tiles))
@@ -107,7 +107,7 @@ def dynamic(problem: Problem, decided: Decided) -> tuple[Tensor, State | None]:
     return o, DynamicState.of_matrices(matrices, counts, info, keys, problem.length(), capacity)
 
 
-def routed(problem: Problem, x: Operands, sums: KeySums, starts: Starts, tiles: Tiles) -> Tensor:
+def routed(problem: Problem, x: FlatOperands, sums: KeySums, starts: Starts, tiles: Tiles) -> Tensor:
     """[tokens, H, K] the weights of states, oldest first."""
     assert x.lam is not None and x.route is not None
     recency = problem.slot_order == "recency"
@@ -115,7 +115,7 @@ def routed(problem: Problem, x: Operands, sums: KeySums, starts: Starts, tiles: 
         weights = routed_weights(x.q, x.lam, x.route, sums, starts, tiles, recency)
     if not problem.needs_gradient:
         return weights
-    reading = Reading("dynamic", x.q, x.k, x.v, x.g, problem.scale, tiles, starts=starts, sums=sums, hard=starts)
+    reading = Reads("dynamic", x.q, x.k, x.v, x.g, problem.scale, tiles, starts=starts, sums=sums, hard=starts)
     made: Tensor = RoutedWeights.apply(weights, problem, reading, x.q, x.k, x.lam, x.route)
     return made
 

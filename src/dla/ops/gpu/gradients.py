@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from dla.ops.gpu.query_gradients import query_gradients_of
-from dla.ops.gpu.reading import Lives, Reading, of_levels, of_single, of_states, of_streams, side_by_side
+from dla.ops.gpu.reading import Lives, Reads, of_levels, of_single, of_states, of_streams, side_by_side
 from dla.ops.gpu.routing_gradients import routing_gradients_of
 from dla.ops.gpu.running_back import from_end
 from dla.ops.gpu.state_gradients import readers, state_gradients_of
@@ -97,7 +97,7 @@ def gradients(
     return found
 
 
-def of_reading(x: Reading, d_o: Tensor) -> dict[str, Tensor]:
+def of_reading(x: Reads, d_o: Tensor) -> dict[str, Tensor]:
     """q, k [tokens, Hk, dk], v [tokens, H, dv], lam [tokens, H, width] and net [tokens, H], dg's part; float32."""
     found: dict[str, Tensor] = {}
     states = x.states()

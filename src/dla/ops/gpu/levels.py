@@ -16,7 +16,7 @@ from dla.ops.gpu.configs import config
 from dla.ops.gpu.language import tokens_of
 from dla.ops.gpu.launch import launch
 from dla.ops.gpu.outputs import bit_length
-from dla.ops.gpu.plan import Plan
+from dla.ops.gpu.plan import ReadPlan
 from dla.ops.gpu.tiles import CHUNK, Tiles
 
 
@@ -67,10 +67,10 @@ def fenwick(
         tl.store(part_count + c, tl.sum(there.to(tl.int32), 0))
 
 
-def levels_of(lam: Tensor, start: Tensor, carried: int, levels: int, tiles: Tiles, columns: bool = False) -> Plan:
+def levels_of(lam: Tensor, start: Tensor, carried: int, levels: int, tiles: Tiles, columns: bool = False) -> ReadPlan:
     """lam [tokens, H, width]; start [N] int64, positions of which the first ``carried`` bits may be set."""
     (_, H, width), c = lam.shape, config("fenwick")
-    plan = Plan.empty(tiles, H, 1, levels, columns)
+    plan = ReadPlan.empty(tiles, H, 1, levels, columns)
     arguments: dict[str, Any] = {"lam": lam, "start": start, "parts": plan.parts, "part_count": plan.part_count}
     arguments |= {
         "weight": plan.weight,

@@ -20,7 +20,7 @@ from torch import Tensor
 from dla.ops.gpu.configs import config
 from dla.ops.gpu.language import arithmetic, fade, matrix, per_head, product, rounded, rows, tile, tokens_of
 from dla.ops.gpu.launch import launch
-from dla.ops.gpu.plan import Plan
+from dla.ops.gpu.plan import ReadPlan
 from dla.ops.gpu.states import States
 from dla.ops.gpu.tiles import CHUNK, Tiles
 from dla.ops.problem import MemoryKind
@@ -178,7 +178,7 @@ def outputs(
 
 def outputs_of(
     q: Tensor, k: Tensor, v: Tensor, lam: Tensor | None, scale: float, memory: MemoryKind, states: States, tiles: Tiles,
-    plan: Plan | None = None, death: Tensor | None = None, recency: bool = False, birth: Tensor | None = None,
+    plan: ReadPlan | None = None, death: Tensor | None = None, recency: bool = False, birth: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
     """o [tokens, H, dv] of q, k [tokens, Hk, dk], v [tokens, H, dv], lam [tokens, H, width], death [tokens, H]."""
     (_, H, dv), dk, c = v.shape, k.shape[2], config(f"outputs_{memory}", v.dtype)

@@ -26,7 +26,7 @@ from dla.ops.gpu.tiles import CHUNK, Tiles
 
 
 @dataclass(frozen=True)
-class Plan:
+class ReadPlan:
     """``heads`` is H, or 1 where all heads agree."""
 
     parts: Tensor  # [chunks, heads, K, 4] int32
@@ -38,7 +38,7 @@ class Plan:
     column: Tensor | None = None  # [chunks, H, K, CHUNK] int32, of lam, that each weight is from; for gradients
 
     @classmethod
-    def empty(cls, tiles: Tiles, H: int, heads: int, K: int, columns: bool = False) -> "Plan":
+    def empty(cls, tiles: Tiles, H: int, heads: int, K: int, columns: bool = False) -> "ReadPlan":
         """To be filled in; ``columns``: with those of lam."""
 
         def room(*shape: int, dtype: torch.dtype = torch.int32) -> Tensor:

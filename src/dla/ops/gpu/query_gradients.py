@@ -22,7 +22,7 @@ from dla.ops.gpu.configs import config
 from dla.ops.gpu.language import arithmetic, fade, matrix, per_head, product, rounded, rows, tile, tokens_of
 from dla.ops.gpu.launch import launch
 from dla.ops.gpu.read_weights import cut_weights, gram, own_columns, own_decays, own_weights, sums_of_rows
-from dla.ops.gpu.reading import Reading, common, used
+from dla.ops.gpu.reading import Reads, common, used
 from dla.ops.gpu.states import States
 
 MOST_SUMS = 8  # of gradients of queries and keys that are held at once, each as large as these in float32
@@ -161,14 +161,14 @@ def query_gradients(
              mask=inside[:, None] & (row < DK)[None, :])  # fmt: skip
 
 
-def heads_each(reading: Reading) -> int:
+def heads_each(reading: Reads) -> int:
     """How many heads of a key head one program adds up."""
     (_, H, dv), (_, key_heads, dk) = reading.v.shape, reading.k.shape
     sums = min(H // key_heads, max(1, H * dv // (key_heads * dk)), MOST_SUMS)  # in all no larger than the values
     return triton.cdiv(H // key_heads, sums)
 
 
-def query_gradients_of(x: Reading, d_o: Tensor, states: States) -> tuple[Tensor, Tensor | None, Tensor]:
+def query_gradients_of(x: Reads, d_o: Tensor, states: States) -> tuple[Tensor, Tensor | None, Tensor]:
     """dq [sums, tokens, Hk, dk]; d_weight [tiles, chunks, H, K, CHUNK]; and, of one state, net [tiles, tokens, H].
 
     What has a first dimension of sums or tiles is to be added up along it. d_weight is before scaling.

@@ -15,7 +15,7 @@ from dla.ops.decide.decided import Decided
 from dla.ops.gpu.key_sums import KeySums, key_sums_of
 from dla.ops.gpu.levels import levels_of
 from dla.ops.gpu.outputs import outputs_of
-from dla.ops.gpu.plan import Plan
+from dla.ops.gpu.plan import ReadPlan
 from dla.ops.gpu.routing import routed_weights
 from dla.ops.gpu.slots import slots_of
 from dla.ops.gpu.starts import Starts, starts_of
@@ -27,7 +27,7 @@ from dla.ops.segmentation import ALIVE
 
 
 @dataclass(frozen=True)
-class Operands:
+class FlatOperands:
     """A problem's tensors on the flat token axis, heads side by side."""
 
     q: Tensor  # [tokens, Hk, dk]
@@ -38,7 +38,7 @@ class Operands:
     route: Tensor | None  # [tokens, H] float32
 
     @classmethod
-    def of(cls, problem: Problem) -> "Operands":
+    def of(cls, problem: Problem) -> "FlatOperands":
         assert problem.q is not None
         q, k, v, lam = (side_by_side(problem.flat(x)) for x in (problem.q, problem.k, problem.v, problem.lam))
         assert q is not None and k is not None and v is not None
@@ -99,7 +99,7 @@ def since(death: Tensor, origin: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Reading:
+class Reads:
     """``weights`` are lam, or what routed reads make of it; ``starts`` are those of the stream's plan."""
 
     memory: MemoryKind
@@ -112,7 +112,7 @@ class Reading:
     initial: Tensor | None = None  # [N, H, carried, dk, dv]
     weights: Tensor | None = None  # [tokens, H, width]
     recency: bool = False
-    plan: Plan | None = None
+    plan: ReadPlan | None = None
     starts: Starts | None = None  # the dynamic memory's
     position: Tensor | None = None  # [N] int64, what the sequences of levels have seen before the call
     # of routed reads
@@ -129,14 +129,14 @@ class Reading:
                           death, self.recency, birth)  # fmt: skip
 
 
-def of_single(problem: Problem) -> Reading:
-    x, tiles = Operands.of(problem), Tiles.of(problem.layout, problem.device)
+def of_single(problem: Problem) -> Reads:
+    x, tiles = FlatOperands.of(problem), Tiles.of(problem.layout, problem.device)
     initial = None if problem.state is None else problem.state.matrix[:, :, None]
-    return Reading("single", x.q, x.k, x.v, x.g, problem.scale, tiles, initial)
+    return Reads("single", x.q, x.k, x.v, x.g, problem.scale, tiles, initial)
 
 
-def of_levels(problem: Problem, columns: bool = False) -> Reading:
-    x, state, device = Operands.of(problem), problem.state, problem.device
+def of_levels(problem: Problem, columns: bool = False) -> Reads:
+    x, state, device = FlatOperands.of(problem), problem.state, problem.device
     assert x.lam is not None
     if state is None:
         position, initial, carried = torch.zeros(problem.shape[0], dtype=torch.int64, device=device), None, 0
@@ -147,12 +147,16 @@ def of_levels(problem: Problem, columns: bool = False) -> Reading:
     longest = max(problem.layout.lengths, default=0)
     levels = ((1 << carried) - 1 + longest).bit_length()  # of the longest sequence at most
     plan = levels_of(x.lam, position, carried, max(levels, 1), tiles, columns)
-    return Reading("log_linear", x.q, x.k, x.v, x.g, problem.scale, tiles, initial, x.lam, plan=plan, position=position)
+    return Reads("log_linear", x.q, x.k, x.v, x.g, problem.scale, tiles, initial, x.lam, plan=plan, position=position)
 
 
-def of_states(problem: Problem, lives: Lives, columns: bool = False, ends: bool = False) -> Reading:
+def of_states(problem: Problem, lives: Lives, columns: bool = False, ends: bool = False) -> Reads:
     """``ends``: the starts are also looked for at the sequences' ends, for states after the call."""
-    x, tiles, recency = Operands.of(problem), Tiles.of(problem.layout, problem.device), problem.slot_order == "recency"
+    x, tiles, recency = (
+        FlatOperands.of(problem),
+        Tiles.of(problem.layout, problem.device),
+        problem.slot_order == "recency",
+    )
     assert x.lam is not None
     starts = starts_of(lives.death, lives.initial_death, tiles, lives.states, ends)
     weights, sums = x.lam, None
@@ -160,11 +164,11 @@ def of_states(problem: Problem, lives: Lives, columns: bool = False, ends: bool 
         sums = key_sums_of(x.k, lives.keys, tiles)
         weights, recency = routed_weights(x.q, x.lam, x.route, sums, starts, tiles, recency), False
     plan = None if problem.soft else slots_of(weights, starts, tiles, recency, columns=columns)
-    return Reading("dynamic", x.q, x.k, x.v, x.g, problem.scale, tiles, lives.matrices, weights, recency, plan, starts,
+    return Reads("dynamic", x.q, x.k, x.v, x.g, problem.scale, tiles, lives.matrices, weights, recency, plan, starts,
                    sums=sums, hard=starts)  # fmt: skip
 
 
-def of_streams(problem: Problem, lives: Lives, streams: Streams, gate: Tensor, columns: bool = False) -> list[Reading]:
+def of_streams(problem: Problem, lives: Lives, streams: Streams, gate: Tensor, columns: bool = False) -> list[Reads]:
     """The soft gate's two: what stays in the state that was current, and what waits for the next one."""
     both = of_states(problem, lives)
     assert both.weights is not None
@@ -177,7 +181,7 @@ def of_streams(problem: Problem, lives: Lives, streams: Streams, gate: Tensor, c
     return made
 
 
-def common(reading: Reading, states: States | None) -> dict[str, Any]:
+def common(reading: Reads, states: States | None) -> dict[str, Any]:
     """The arguments by which every kernel of gradients knows what is read; ``states`` have decays, if there are any."""
     (_, H, dv), (_, key_heads, dk), tiles, plan = reading.v.shape, reading.k.shape, reading.tiles, reading.plan
     arguments: dict[str, Any] = {name: getattr(tiles, name) for name in

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dla.ops.gpu.reading import Reading
+from dla.ops.gpu.reading import Reads
 from dla.ops.gpu.routing_gradients import routing_gradients_of
 from dla.ops.problem import Problem
 
@@ -15,7 +15,7 @@ class RoutedWeights(torch.autograd.Function):
     """Weights [tokens, H, K] that ``routed_weights`` made already of q, k [tokens, Hk, dk], lam and route."""
 
     @staticmethod
-    def forward(ctx: Any, weights: Tensor, problem: Problem, x: Reading, *inputs: Tensor) -> Tensor:
+    def forward(ctx: Any, weights: Tensor, problem: Problem, x: Reads, *inputs: Tensor) -> Tensor:
         ctx.problem, ctx.reading = problem, replace(x, weights=None)
         ctx.save_for_backward(*inputs)
         return weights

@@ -30,7 +30,7 @@ from dla.ops.gpu.key_sums import sums_before
 from dla.ops.gpu.language import arithmetic, per_head, product, rows, tile, tokens_of
 from dla.ops.gpu.launch import launch
 from dla.ops.gpu.query_gradients import heads_each
-from dla.ops.gpu.reading import Reading
+from dla.ops.gpu.reading import Reads
 from dla.ops.gpu.routing import SHORTEST, column_of, cosines, slots_seen, spans_seen
 from dla.ops.gpu.running_back import from_end
 from dla.ops.gpu.starts import Starts
@@ -188,7 +188,7 @@ def met_gradients(
     tl.store(made + at, dX, mask=mask)
 
 
-def routing_gradients_of(problem: Problem, x: Reading, found: dict[str, Any]) -> dict[str, Tensor]:
+def routing_gradients_of(problem: Problem, x: Reads, found: dict[str, Any]) -> dict[str, Tensor]:
     """The gradients, of which "lam" is that of the weights of states, with what routed reads add to them (q, k)."""
     assert x.sums is not None and x.hard is not None and problem.lam is not None and problem.route is not None
     layout, starts, tiles = problem.layout, x.hard, x.tiles

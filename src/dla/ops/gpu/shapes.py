@@ -21,7 +21,7 @@ MEMORIES: tuple[MemoryKind, ...] = get_args(MemoryKind)
 
 
 @dataclass(frozen=True)
-class Shape:
+class LayerShape:
     """One layer of a model, on one sequence."""
 
     name: str
@@ -36,8 +36,8 @@ class Shape:
 
 
 PAPER = (
-    Shape("Mamba-2 780M", heads=48, key_heads=1, dk=128, dv=64, beta=False),
-    Shape("Gated DeltaNet 1.3B", heads=6, key_heads=6, dk=256, dv=512, beta=True),
+    LayerShape("Mamba-2 780M", heads=48, key_heads=1, dk=128, dv=64, beta=False),
+    LayerShape("Gated DeltaNet 1.3B", heads=6, key_heads=6, dk=256, dv=512, beta=True),
 )
 
 
@@ -59,7 +59,7 @@ KINDS: tuple[tuple[str, MemoryKind, bool, bool], ...] = (
 )
 
 
-def launched(shape: Shape) -> Iterator[Launched]:
+def launched(shape: LayerShape) -> Iterator[Launched]:
     """Every launch of a prefill, its gradients and a decoding step, for each memory, routed reads and the soft gate."""
     for name, memory, routed, soft in KINDS:
         for stage, seen in stages(shape, memory, routed, soft):
@@ -67,7 +67,7 @@ def launched(shape: Shape) -> Iterator[Launched]:
                 yield Launched(shape.name, name, stage, each)
 
 
-def stages(shape: Shape, memory: MemoryKind, routed: bool, soft: bool) -> Iterator[tuple[str, list[Launch]]]:
+def stages(shape: LayerShape, memory: MemoryKind, routed: bool, soft: bool) -> Iterator[tuple[str, list[Launch]]]:
     """The launches of every stage that there is, and that can run this."""
     prefill = replace(problem(shape, memory, shape.length, None, routed), temperature=0.1 if soft else None)
     decided: Any = None
@@ -125,7 +125,7 @@ def able(stage: str, asked: Problem) -> Any:
     return module if module is not None and module.unable(asked) is None else None
 
 
-def problem(shape: Shape, memory: MemoryKind, length: int, state: State | None, routed: bool) -> Problem:
+def problem(shape: LayerShape, memory: MemoryKind, length: int, state: State | None, routed: bool) -> Problem:
     """A call of one sequence, on tensors without numbers."""
 
     def empty(*sizes: int, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -151,7 +151,7 @@ def problem(shape: Shape, memory: MemoryKind, length: int, state: State | None, 
     )
 
 
-def empty_state(shape: Shape, memory: MemoryKind, routed: bool) -> State:
+def empty_state(shape: LayerShape, memory: MemoryKind, routed: bool) -> State:
     """A state to decode on, without numbers."""
     sizes = 1, shape.heads, shape.dk, shape.dv
     if memory == "single":

@@ -16,7 +16,7 @@ from torch import Tensor
 from dla.ops.gpu.configs import config
 from dla.ops.gpu.language import per_head, tokens_of
 from dla.ops.gpu.launch import launch
-from dla.ops.gpu.plan import Plan
+from dla.ops.gpu.plan import ReadPlan
 from dla.ops.gpu.starts import Starts
 from dla.ops.gpu.tiles import CHUNK, Tiles
 
@@ -104,10 +104,10 @@ def slots(
 
 def slots_of(
     lam: Tensor, starts: Starts, tiles: Tiles, recency: bool, living: Tensor | None = None, columns: bool = False
-) -> Plan:
+) -> ReadPlan:
     """lam [tokens, H, width]; living [tokens, H] int32: how many states live, where starts do not say (streams.py)."""
     (tokens, H, width), K = lam.shape, starts.states
-    plan = Plan.empty(tiles, H, H, K, columns)
+    plan = ReadPlan.empty(tiles, H, H, K, columns)
     slot_before = torch.empty(tokens, H, dtype=torch.int32, device=lam.device)
     c = config("slots")
     arguments: dict[str, Any] = {

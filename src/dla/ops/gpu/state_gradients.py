@@ -28,7 +28,7 @@ from dla.ops.gpu.configs import config
 from dla.ops.gpu.language import arithmetic, fade, matrix, per_head, product, put_matrix, rounded, rows, tile, tokens_of
 from dla.ops.gpu.launch import launch
 from dla.ops.gpu.read_weights import part_between
-from dla.ops.gpu.reading import Reading, common, used
+from dla.ops.gpu.reading import Reads, common, used
 from dla.ops.gpu.starts import Starts
 from dla.ops.gpu.states import States
 from dla.ops.gpu.tiles import CHUNK, Tiles
@@ -144,7 +144,7 @@ def last_meeting(starts: Starts, tiles: Tiles) -> Tensor:
     return (begin + alive.minimum(end - begin)).maximum(chunk + 1)
 
 
-def readers(x: Reading) -> tuple[Tensor, Tensor]:
+def readers(x: Reads) -> tuple[Tensor, Tensor]:
     """Behind the last chunk that reads a chunk's tokens as tokens, and behind the last that reads the row before it.
 
     Both [chunks, H] int32.
@@ -165,7 +165,7 @@ def readers(x: Reading) -> tuple[Tensor, Tensor]:
     return tokens.int().contiguous(), rows_.int().contiguous()
 
 
-def state_gradients_of(x: Reading, d_o: Tensor, states: States, until: Tensor) -> tuple[Tensor, Tensor | None]:
+def state_gradients_of(x: Reads, d_o: Tensor, states: States, until: Tensor) -> tuple[Tensor, Tensor | None]:
     """Of the rows behind every chunk: [rows, H, dk, dv] float32, other rows mean nothing.
 
     And, of one state with decays, <S, dS> of these rows before scaling: [tiles, chunks, H].

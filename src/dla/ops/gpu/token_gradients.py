@@ -21,7 +21,7 @@ from dla.ops.gpu.language import arithmetic, fade, matrix, per_head, product, ro
 from dla.ops.gpu.launch import launch
 from dla.ops.gpu.query_gradients import heads_each
 from dla.ops.gpu.read_weights import cut_weights, gram, own_columns, own_decays, own_weights, part_cutting, sums_of_rows
-from dla.ops.gpu.reading import Reading, common, used
+from dla.ops.gpu.reading import Reads, common, used
 from dla.ops.gpu.states import States
 
 
@@ -131,7 +131,7 @@ def token_gradients(
 
 
 def token_gradients_of(
-    x: Reading, d_o: Tensor, dS: Tensor, states: States, until: Tensor, keys: bool
+    x: Reads, d_o: Tensor, dS: Tensor, states: States, until: Tensor, keys: bool
 ) -> tuple[Tensor, Tensor | None]:
     """dk [sums, tokens, Hk, dk], to be added up; or dv [tokens, H, dv] and reads [tiles, tokens, H]. All float32."""
     (tokens, H, dv), (_, key_heads, dk) = x.v.shape, x.k.shape

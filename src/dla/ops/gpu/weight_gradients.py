@@ -13,7 +13,7 @@ from dla.ops.gpu.configs import config
 from dla.ops.gpu.language import arithmetic, per_head, tokens_of
 from dla.ops.gpu.launch import launch
 from dla.ops.gpu.read_weights import gram, own_columns, own_decays, own_weights
-from dla.ops.gpu.reading import Reading, common, used
+from dla.ops.gpu.reading import Reads, common, used
 from dla.ops.gpu.states import States
 
 
@@ -71,7 +71,7 @@ def weight_gradients(
     tl.store(d_lam + step[:, None] * (H * width) + mine[None, :], d * scale, mask=there)
 
 
-def weight_gradients_of(x: Reading, d_o: Tensor, d_weight: Tensor, states: States) -> tuple[Tensor, Tensor]:
+def weight_gradients_of(x: Reads, d_o: Tensor, d_weight: Tensor, states: States) -> tuple[Tensor, Tensor]:
     """dlam [tokens, H, width] float32, and net [1, tokens, H]."""
     assert x.weights is not None and x.plan is not None
     (tokens, H, width), c = x.weights.shape, config("weight_gradients", x.v.dtype)
