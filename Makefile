@@ -51,7 +51,8 @@ bench: $(STAMP)
 # What the Triton kernels take of an A100 and an H100, compiled ahead of time, and what they should take: docs/gpu.md.
 gpu-resources: $(STAMP)
 	$(PY) benchmarks/gpu_resources.py
-	$(PY) benchmarks/gpu_costs.py
+	$(PY) -m benchmarks.gpu_tables
+	$(PY) benchmarks/gpu_memory.py
 
 # The final tables of docs/study.md from new runs, in out/study/study.md: hours on two cores, goes on where it was ended.
 STUDY := recall pairs longer needle ablation backbones $(if $(DLA_DATA),text text_mamba2)

@@ -1,25 +1,21 @@
 """What one layer should cost on a GPU, stage by stage, from its sizes alone: the cost model of docs/gpu.md.
 
-    python benchmarks/gpu_costs.py [--document docs/gpu.md]
+Here are the model and the stages without delta steps; gpu_costs_delta.py has those with them, gpu_costs_training.py
+gradients, and gpu_tables.py writes the tables.
 
 Nothing here is measured. A stage's work is counted (products of tiles, bytes, launches, steps that wait for others),
 and its time is the largest of what arithmetic, memory and waiting take, at a share of what a data sheet promises.
 """
 
-import argparse
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from pathlib import Path
 
-from dla.ops.gpu.shapes import PAPER, LayerShape
+from dla.ops.gpu.shapes import LayerShape
 from dla.ops.gpu.tiles import CHUNK
-from dla.report.marked import fill, markdown
 
 TENSOR, ALU, HBM, L2 = 0.5, 0.5, 0.8, 0.6  # shares of the data sheet that a kernel is assumed to reach
 LAUNCH = 3e-6  # seconds from one kernel of a stream to the next
 WAIT = 1500  # cycles of a step over chunks beside its products: loads, reductions, barriers
-EXCHANGE = 3000  # cycles for programs to tell each other 64 numbers through L2
 MERGE = 237  # cycles of a step over boundaries: benchmarks/gpu_issue.py, from the machine code
 ENTRY, LINE, MISS = 12, 128, 250  # bytes of a boundary in its list, and of a line that L2 sends in so many cycles
 TAIL = 16  # tokens of a chunk's end: where its last state has no more, they alone are multiplied
@@ -58,9 +54,6 @@ DYNAMIC = (
     Content("correlated", 0.1, 8, 7),
     Content("slow drift", 0.1, 28, 27),
 )
-
-
-DECIDING = 4  # of the dynamic memory's stages, the first ones
 
 
 @dataclass(frozen=True)
@@ -132,16 +125,19 @@ class Layer:
         return 2 * s.length * (2 * s.key_heads * s.dk + s.heads * s.dv)
 
     @property
+    def levels(self) -> float:
+        """Fenwick levels that live at a chunk's start, in the mean."""
+        return self.chunks.bit_length() / 2
+
+    @property
     def columns(self) -> int:
         """Programs a head that share out a matrix's columns, 64 each."""
         return -(-self.shape.dv // 64)
 
 
 def candidates(layer: Layer) -> Work:
-    """Two Gram products a chunk and head, and squares as a product; with delta steps an inverse too."""
-    cubes = 10 if layer.shape.beta else 1  # the inverse by doubling is six
-    tf32 = layer.tiles * 3 * cubes * product(CHUNK, CHUNK, CHUNK)
-    return replace(settle(layer), stage="candidates", tf32=tf32)
+    """Two Gram products a chunk and head, and squares as a product."""
+    return replace(settle(layer), stage="candidates", tf32=layer.tiles * 3 * product(CHUNK, CHUNK, CHUNK))
 
 
 def settle(layer: Layer) -> Work:
@@ -164,11 +160,9 @@ def carry(layer: Layer, content: Content) -> Work:
     """
     s, ends = layer.shape, 1 - (1 - content.rate) ** TAIL
     takes_in = (1 - ends) * CHUNK + ends * TAIL
-    each = product(CHUNK, s.dk, s.dv) + product(s.dk, CHUNK if s.beta else takes_in, s.dv)
-    each += product(CHUNK, CHUNK, s.dv) if s.beta else 0
-    wait = WAIT + (EXCHANGE if layer.columns > 1 else 0)
+    each = product(CHUNK, s.dk, s.dv) + product(s.dk, takes_in, s.dv)
     return Work("carry", half=layer.tiles * 3 * each, hbm=layer.input_bytes, l2=layer.tiles * layer.token_bytes,
-                programs=s.heads * layer.columns, steps=layer.chunks, cycles=wait)  # fmt: skip
+                programs=s.heads, steps=layer.chunks, cycles=WAIT)  # fmt: skip
 
 
 def merges(layer: Layer, content: Content) -> Work:
@@ -178,14 +172,11 @@ def merges(layer: Layer, content: Content) -> Work:
                 cycles=MERGE + MISS * ENTRY / LINE, programs=s.heads)  # fmt: skip
 
 
-def states(layer: Layer, held: float = 1) -> Work:
-    """H at every chunk's start: one product a chunk, one write. Delta steps: every state through every transition."""
+def states(layer: Layer) -> Work:
+    """H at every chunk's start: one product a chunk, one write."""
     s = layer.shape
-    each = product(s.dk, CHUNK, s.dv)
-    each += 2 * held * product(CHUNK, s.dk, s.dv) if s.beta else 0
-    kind = "tf32" if s.beta else "half"
-    return Work("states", **{kind: layer.tiles * each * (3 if s.beta else 1)}, launches=2,  # decays are summed first
-                hbm=layer.tiles * 4 * layer.matrix * held + layer.input_bytes,
+    return Work("states", half=layer.tiles * product(s.dk, CHUNK, s.dv), launches=2,  # decays are summed first
+                hbm=layer.tiles * 4 * layer.matrix + layer.input_bytes,
                 programs=s.heads * layer.columns * max(1, s.dk // 64), steps=layer.chunks, cycles=WAIT / 2)  # fmt: skip
 
 
@@ -219,15 +210,13 @@ def routing(layer: Layer, content: Content) -> Work:
                 hbm=s.length * s.heads * 4 * live / CHUNK, launches=4, programs=layer.tiles)  # fmt: skip
 
 
-def prefill(shape: LayerShape) -> Iterator[tuple[str, list[Work]]]:
-    """The stages of each memory."""
-    layer = Layer(shape)
+def prefill(layer: Layer) -> Iterator[tuple[str, list[Work]]]:
+    """The stages of each memory, without delta steps."""
     yield "single", [states(layer), outputs(layer, 1, 0)]
-    yield "log_linear", [states(layer), outputs(layer, layer.chunks.bit_length() / 2, 0)]
+    yield "log_linear", [states(layer), outputs(layer, layer.levels, 0)]
     for content in DYNAMIC:
         deciding = [candidates(layer), carry(layer, content), settle(layer), merges(layer, content)]
-        held = content.runs if shape.beta else 1
-        reading = [states(layer, held), plan(layer, content), outputs(layer, content.runs, content.tiles)]
+        reading = [states(layer), plan(layer, content), outputs(layer, content.runs, content.tiles)]
         yield f"dynamic, {content.name}", [*deciding, *reading, routing(layer, content)]
 
 
@@ -241,77 +230,3 @@ def decoding(shape: LayerShape) -> Iterator[tuple[str, Work]]:
     yield "log_linear", Work("decode", hbm=2 * levels * one, launches=2, programs=programs)
     yield "dynamic", Work("decode", hbm=(both * s.capacity + 2) * one, launches=3, programs=programs)
     yield "dynamic, were short states tokens", Work("decode", hbm=(both * 9 + 2) * one, launches=3, programs=programs)
-
-
-def rows(shape: LayerShape) -> list[dict[str, str]]:
-    """The table of a shape's prefill: what all streams have in common stands once, and every memory ends with sums."""
-    made: list[dict[str, str]] = []
-    dynamic = [works for memory, works in prefill(shape) if memory.startswith("dynamic")]
-    common = [work for work in dynamic[0] if all(work in works for works in dynamic)]
-    for memory, works in prefill(shape):
-        for work in works:
-            told = row("dynamic" if work in common and memory.startswith("dynamic") else memory, work)
-            if told not in made:
-                made.append(told)
-        for name, part in (("decisions", works[:DECIDING]), ("all but routing", unrouted(works))):
-            if memory.startswith("dynamic") or name != "decisions":
-                made.append(total(memory, name, part))
-    return made
-
-
-def unrouted(works: list[Work]) -> list[Work]:
-    """Without the stage that only some layers have."""
-    return [work for work in works if work.stage != "routing"]
-
-
-def total(memory: str, name: str, works: list[Work]) -> dict[str, str]:
-    """The sum of some stages."""
-    empty = dict.fromkeys(row(memory, works[0]), "")
-    times = {f"{gpu.name} ms": f"{sum(work.expected(gpu)[0] for work in works) * 1e3:.1f}" for gpu in GPUS}
-    launches = str(sum(work.launches for work in works))
-    return {**empty, "memory": memory, "stage": f"sum: {name}", "launches": launches, **times}
-
-
-def row(memory: str, work: Work) -> dict[str, str]:
-    """Of a table: a stage's work, its time on every GPU and what bounds that on the first."""
-    times = {gpu.name: work.expected(gpu) for gpu in GPUS}
-    return {
-        "memory": memory,
-        "stage": work.stage,
-        "tensor GFLOP": f"{(work.half + work.tf32) / 1e9:.0f}",
-        "other GFLOP": f"{work.single / 1e9:.1f}",
-        "HBM MB": f"{work.hbm / 1e6:.0f}",
-        "L2 MB": f"{work.l2 / 1e6:.0f}",
-        "launches": str(work.launches),
-        "steps": f"{work.steps:.0f}" if work.steps else "",
-        **{f"{name} ms": f"{seconds * 1e3:.2f}" for name, (seconds, _) in times.items()},
-        "bound by": times[GPUS[0].name][1],
-    }
-
-
-def decode_rows() -> list[dict[str, str]]:
-    made = []
-    for shape in PAPER:
-        for memory, work in decoding(shape):
-            times = {f"{gpu.name} µs": f"{work.expected(gpu)[0] * 1e6:.0f}" for gpu in GPUS}
-            made.append({"memory": memory, "shape": shape.name, "HBM MB": f"{work.hbm / 1e6:.1f}",
-                         "launches": str(work.launches), **times, "bound by": work.expected(GPUS[0])[1]})  # fmt: skip
-    return made
-
-
-def parts() -> dict[str, str]:
-    """The tables of the document, by the names of their places."""
-    mamba, delta = PAPER
-    return {"costs mamba2": markdown(rows(mamba)), "costs gdn": markdown(rows(delta)),
-            "costs decode": markdown(decode_rows())}  # fmt: skip
-
-
-def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--document", type=Path, default=Path(__file__).parents[1] / "docs" / "gpu.md")
-    fill(parser.parse_args(argv).document, parts())
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -28,6 +28,8 @@ from torch.utils._pytree import tree_leaves
 
 from dla.models import preset
 from dla.models.causal_lm import DLAForCausalLM
+from dla.ops import backends
+from dla.ops.gpu.shapes import by_others
 from dla.report.marked import fill, markdown
 
 LENGTH = 16384
@@ -104,7 +106,9 @@ def step(name: str, memory: str, layers: int, recompute: bool, soft: bool, lengt
     fx_config.meta_nonzero_assume_all_nonzero = True  # every token counts in the loss
     if recompute:
         model.gradient_checkpointing_enable({"use_reentrant": False})
-    with Allocations() as seen, autocast():
+    by_triton = backends.TABLE["decide"][0]
+    others = backends.Implementation("chunked", by_others)  # they decide on the host
+    with Allocations() as seen, autocast(), mock.patch.dict(backends.TABLE, decide=(by_triton, others)):
         model(input_ids=ids, labels=ids, use_cache=False).loss.backward()
     return Step(weights, seen.peak)
 

@@ -7,23 +7,23 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks import gpu_costs_delta as delta
 from benchmarks.gpu_costs import (
     DYNAMIC,
     GPUS,
     LAUNCH,
-    PAPER,
     Layer,
     Work,
     carry,
     decoding,
-    main,
     merges,
     outputs,
-    parts,
-    prefill,
     product,
     states,
 )
+from benchmarks.gpu_costs_training import backward, gradients, prefill, rows, seconds, tokens_a_second
+from benchmarks.gpu_tables import main, parts
+from dla.ops.gpu.shapes import PAPER
 
 MAMBA = Layer(PAPER[0])
 A100, H100 = GPUS
@@ -51,14 +51,31 @@ def test_bounds(gpu: object) -> None:
     assert Work("x", steps=1000, cycles=1410).expected(A100)[0] == pytest.approx(1e-3 + LAUNCH)
 
 
+STAGES = {
+    "Mamba-2 780M": "candidates carry settle merges states plan outputs routing",
+    "Gated DeltaNet 1.3B": "candidates settle merges chunks walk routing",
+}
+
+
 @pytest.mark.parametrize("shape", PAPER, ids=lambda shape: shape.name)
 def test_every_stage_is_there_and_an_h100_is_faster(shape) -> None:
     found = dict(prefill(shape))
-    assert [work.stage for work in found["dynamic, correlated"]] == [
-        *("candidates", "carry", "settle", "merges", "states", "plan", "outputs", "routing")
-    ]
-    for works in found.values():
-        assert all(work.expected(H100)[0] < work.expected(A100)[0] for work in works)
+    assert " ".join(work.stage for work in found["dynamic, correlated"]) == STAGES[shape.name]
+    for memory, works in found.items():
+        both = [*works, *backward(memory, Layer(shape))]
+        assert all(work.expected(H100)[0] < work.expected(A100)[0] for work in both)
+
+
+def test_gradients_by_hand() -> None:
+    """What a single state's queries read, and twenty products of a matrix a state with delta steps."""
+    queries = next(work for work in gradients(MAMBA, 1, 0, 0) if work.stage == "query gradients")
+    assert queries.half == MAMBA.tiles * (2 * 64 * 64 * (64 * 2 + 128) + 2 * 64 * 128 * 64)
+    gdn = Layer(PAPER[1])
+    one = gdn.tiles * 2 * 64 * 256 * 512
+    many, few = (sum(work.half for work in delta.gradients(gdn, n)) for n in (30, 29))
+    assert many - few == pytest.approx(10 * one)
+    assert len(rows()) == 10 and tokens_a_second(PAPER[0].name, MAMBA, 1e-3, 2e-3, A100) < 4 * 16384 / (48 * 4e-3)
+    assert seconds([Work("x", hbm=1e12)] * 2, A100) == 2 * Work("x", hbm=1e12).expected(A100)[0]
 
 
 def test_cost_grows_with_the_length() -> None:
@@ -71,5 +88,5 @@ def test_the_document_holds_what_the_model_says(tmp_path: Path) -> None:
     copy = tmp_path / "gpu.md"
     copy.write_text(document.read_text())
     main(["--document", str(copy)])
-    assert copy.read_text() == document.read_text(), "python benchmarks/gpu_costs.py writes it anew"
-    assert set(parts()) == {"costs mamba2", "costs gdn", "costs decode"}
+    assert copy.read_text() == document.read_text(), "python -m benchmarks.gpu_tables writes it anew"
+    assert set(parts()) == {"costs mamba2", "costs gdn", "costs decode", "costs training"}

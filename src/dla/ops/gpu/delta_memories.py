@@ -12,7 +12,7 @@ from dla.ops.gpu.delta_levels import runs_and_slots
 from dla.ops.gpu.delta_plan import Runs
 from dla.ops.gpu.delta_weights import Gathered, slots_of
 from dla.ops.gpu.key_sums import KeySums, key_sums_of
-from dla.ops.gpu.reading import FlatOperands, Lives, Reads
+from dla.ops.gpu.reading import FlatOperands, Lives
 from dla.ops.gpu.routed import RoutedWeights
 from dla.ops.gpu.routing import routed_weights
 from dla.ops.gpu.starts import Starts, starts_of
@@ -115,8 +115,7 @@ def routed(problem: Problem, x: FlatOperands, sums: KeySums, starts: Starts, til
         weights = routed_weights(x.q, x.lam, x.route, sums, starts, tiles, recency)
     if not problem.needs_gradient:
         return weights
-    reading = Reads("dynamic", x.q, x.k, x.v, x.g, problem.scale, tiles, starts=starts, sums=sums, hard=starts)
-    made: Tensor = RoutedWeights.apply(weights, problem, reading, x.q, x.k, x.lam, x.route)
+    made: Tensor = RoutedWeights.apply(weights, problem, starts, tiles, x.q, x.k, x.v, x.lam, x.route)
     return made
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from tests.ops.common import Inputs, arguments, call, cast, make_inputs
-from tests.ops.gpu.interpreted.test_attend import decisions, triton_attends  # noqa: F401
+from tests.ops.gpu.interpreted.test_attend import decisions
 
 SMALL: dict[str, Any] = {"H": 1, "dk": 16, "dv": 16}  # an interpreted program takes its time
 

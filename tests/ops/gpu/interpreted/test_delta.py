@@ -12,7 +12,7 @@ from dla.ops.gpu.delta_chunks import chunk_matrices_of
 from dla.ops.gpu.tiles import Tiles
 from dla.ops.problem import Layout
 from tests.ops.common import OPERATORS, assert_close, call, cast, cut
-from tests.ops.gpu.interpreted.delta import SMALL, inputs, poisoned, triton_attends, with_decisions  # noqa: F401
+from tests.ops.gpu.interpreted.delta import SMALL, inputs, poisoned, with_decisions  # noqa: F401
 from tests.ops.gpu.interpreted.test_attend import compare
 
 

@@ -6,10 +6,11 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils.checkpoint import checkpoint
 
 from dla.ops.gpu import delta_gradients
 from tests.ops.common import OPERATORS, Inputs, assert_close, call, cast
-from tests.ops.gpu.interpreted.delta import SMALL, gradients, inputs, poisoned, triton_attends, with_decisions  # noqa: F401
+from tests.ops.gpu.interpreted.delta import SMALL, gradients, inputs, poisoned, with_decisions  # noqa: F401
 
 EXACT = 2e-5  # of float32
 
@@ -70,6 +71,20 @@ def test_from_a_state(operator: str) -> None:
 def test_routed(options: dict[str, Any]) -> None:
     """Through queries, sharpness and keys, beside what the weights of states do not pass."""
     compare("dynamic", inputs(70, routed=True, width=4, **SMALL), capacity=4, **options)
+
+
+def test_made_again() -> None:
+    """Under activation checkpointing, routed."""
+    x = cast(inputs(20, routed=True, width=4, **SMALL), torch.float32)
+    options = with_decisions("dynamic", cast(x, torch.float64), {"capacity": 4})
+    x = {name: value.requires_grad_() for name, value in x.items()}
+
+    def run(*values: Any) -> Any:
+        return call("dynamic", dict(zip(x, values, strict=True)), backend="triton", **options)[0]
+
+    plain = torch.autograd.grad(run(*x.values()).sum(), list(x.values()))
+    again = torch.autograd.grad(checkpoint(run, *x.values(), use_reentrant=False).sum(), list(x.values()))
+    assert all(a.equal(b) for a, b in zip(plain, again, strict=True))
 
 
 def test_strong_decays() -> None:
