@@ -51,8 +51,9 @@ class Allocations(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         made = func(*args, **(kwargs or {}))
+        given = {x.untyped_storage()._cdata for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)}
         for x in tree_leaves(made):
-            if isinstance(x, torch.Tensor):
+            if isinstance(x, torch.Tensor) and x.untyped_storage()._cdata not in given:  # what is changed in place
                 self.count(x.untyped_storage())
         return made
 

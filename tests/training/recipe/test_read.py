@@ -89,7 +89,7 @@ def test_recipes_of_the_paper(name):
     assert recipe.data.length * recipe.batch.sequences == 524288
     assert recipe.schedule == Schedule(steps=95368, warmup=1024, final=0.1)
     assert recipe.optimizer == Optimizer(lr=3e-4, betas=(0.9, 0.95), eps=1e-15, weight_decay=0.1, clip=1.0)
-    assert (recipe.compute.dtype, recipe.compute.recompute, recipe.batch.micro) == ("bfloat16", True, 1)
+    assert (recipe.compute.dtype, recipe.compute.recompute, recipe.batch.micro) == ("bfloat16", True, 4)
     assert (recipe.data.length, recipe.data.documents) == (16384, "packed")
     assert recipe.data.train == (Source("hf:togethercomputer/Long-Data-Collections"),)
     config = model_config(recipe)

@@ -14,7 +14,7 @@ from dla.models.causal_lm import DLAForCausalLM
 from dla.ops import backends
 
 SMALL = {"num_hidden_layers": 2, "vocab_size": 64}
-T = 70
+T = 24
 
 
 def trained(config: Any, backend: str, monkeypatch: pytest.MonkeyPatch) -> tuple[float, dict[str, Any], set[Any]]:
@@ -32,7 +32,7 @@ def trained(config: Any, backend: str, monkeypatch: pytest.MonkeyPatch) -> tuple
         with dla.record() as ran:
             loss = model(input_ids=ids, labels=ids, use_cache=False).loss
             loss.backward()
-    return float(loss), {name: p.grad for name, p in model.named_parameters()}, {(x.stage, x.backend) for x in ran}
+    return loss.item(), {name: p.grad for name, p in model.named_parameters()}, {(x.stage, x.backend) for x in ran}
 
 
 @pytest.mark.slow
