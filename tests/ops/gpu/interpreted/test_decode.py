@@ -35,13 +35,14 @@ def check(case: Case, sizes: Sizes = SIZES, **more: Any) -> None:
     assert made.holds and not made.refused, made
 
 
-@pytest.mark.parametrize("case", few_cases(), ids=str)
+# the last ones have both everything and their opposites
+@pytest.mark.parametrize("case", few_cases()[-2:], ids=str)
 def test_as_the_reference(case: Case) -> None:
     check(case, seed=2)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", [case for case in cases() if case not in few_cases()], ids=str)
+@pytest.mark.parametrize("case", [case for case in cases() if case not in few_cases()[-2:]], ids=str)
 def test_as_the_reference_in_every_case(case: Case) -> None:
     check(case, seed=1)
 

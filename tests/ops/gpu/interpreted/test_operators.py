@@ -11,7 +11,7 @@ import torch
 
 import dla
 from dla.ops import backends
-from dla.ops.gpu import launch, runtime
+from dla.ops.gpu import runtime
 from tests.ops.common import OPERATORS, Inputs, assert_close, call, cast, cut, make_inputs
 
 T = 40
@@ -86,22 +86,9 @@ def test_a_decoding_step_that_does_not_compile_leaves_its_state_as_it_was(
     assert state.counts.equal(after.counts) and state.length.equal(after.length)
 
 
-def test_compiled_by_torch(x: Inputs) -> None:
-    """One node of the graph, which runs the kernels."""
-
-    def twice(q: Any, k: Any, v: Any, lam: Any, g: Any) -> Any:
-        o, _ = dla.dynamic_linear_attention(q, k, v, lam, g, capacity=3, backend="triton")
-        return 2 * o
-
-    names = ("q", "k", "v", "lam", "g")
-    with launch.launches() as seen:
-        found = torch.compile(twice, backend="aot_eager", fullgraph=True)(*(x[name] for name in names))
-    assert "outputs_dynamic" in {one.name for one in seen}
-    assert_close(found, 2 * call("dynamic", x, capacity=3, backend="triton")[0].double(), 1e-6)
-
-
 def test_under_autocast(x: Inputs) -> None:
     """Operators choose their own precision."""
+    x = cut(x, 0, 12)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         found, _ = call("dynamic", x, capacity=3, backend="triton")
     assert found.equal(call("dynamic", x, capacity=3, backend="triton")[0])
