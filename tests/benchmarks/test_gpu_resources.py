@@ -10,7 +10,9 @@ pytest.importorskip("triton")
 from benchmarks import gpu_resources
 from dla.bench import gpu_resources as figures
 from dla.ops.gpu.compile import Resources
+from dla.ops.gpu.launch import Launch
 from dla.ops.gpu.runtime import interpreting
+from dla.ops.gpu.shapes import PAPER, Launched
 
 pytestmark = pytest.mark.skipif(interpreting(), reason="Triton interprets its kernels in this process")
 
@@ -27,12 +29,20 @@ def test_every_launch_is_a_row_once() -> None:
     assert found[0].row()["registers"] == "80" and found[0].figures()["warps"] == found[0].of.launch.warps
 
 
-def test_the_script_fills_the_table_and_complains(tmp_path: Path, monkeypatch, capsys) -> None:
+def test_the_script_fills_the_tables_and_complains(tmp_path: Path, monkeypatch, capsys) -> None:
+    """A row has the most that any way of a kernel takes, and the fewest that run at once."""
     document = tmp_path / "gpu.md"
-    document.write_text("<!-- resources -->\n<!-- end resources -->\n")
-    for complaint, code in ((None, 0), ("step spills", 1)):
-        made = SimpleNamespace(row=lambda: {"kernel": "step", "registers": "32"}, complaint=complaint)
-        monkeypatch.setattr(gpu_resources, "compiled", lambda architectures, made=made: [made])
+    document.write_text("".join(f"<!-- resources {x.name} -->\n<!-- end resources {x.name} -->\n" for x in PAPER))
+    launch = Launch(SimpleNamespace(__name__="step"), (1,), {}, 4, 1)
+
+    def made(stage: str, registers: int, spills: int) -> figures.Compiled:
+        of = Launched(PAPER[0].name, "single", stage, launch)
+        return figures.Compiled(of, 80, Resources(registers, spills, 2048, 4))
+
+    for spills, code in ((0, 0), (8, 1)):
+        found = [made("attend", 32, spills), made("gradients", 40, 0)]
+        monkeypatch.setattr(gpu_resources, "compiled", lambda architectures, found=found: found)
         assert gpu_resources.main(["--document", str(document)]) == code
-        assert "| step" in document.read_text()
-    assert "step spills" in capsys.readouterr().out
+        cells = [cell.strip() for cell in document.read_text().splitlines()[3].split("|")]
+        assert cells[1:] == ["step", "attend, gradients", "4", "40", str(spills), "2.0", "12", ""]
+    assert "step spills 8 bytes on sm_80" in capsys.readouterr().out
