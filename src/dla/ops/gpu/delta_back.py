@@ -15,19 +15,20 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from dla.ops.gpu.delta_walk import Operation, Span, decays, share_of
+from dla.ops.gpu.delta_operation import Operation, Span
+from dla.ops.gpu.delta_walk import decays, list_of, row_of_weight, share_of
 from dla.ops.gpu.language import matrix, product, put_matrix, rounded, rows, tokens_of
 from dla.ops.gpu.launch import launch
 
 
 @triton.jit(do_not_specialize=["K", "scale"])
 def delta_back(
-    k, queries, keys, weight, shares, G, d_o, d_S, d_v, kept, d_written, keep, count, after, heirs, places,
-    begin, until, first, stop, k_stride, K, scale,
+    k, queries, keys, weight, shares, G, d_o, d_S, d_v, kept, d_written, keep,
+    count, rank, half, after, heirs, since, places, from_chunk, to_chunk, first, stop, k_stride, K, scale,
     H: tl.constexpr, GROUP: tl.constexpr, HEADS: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr, C: tl.constexpr,
     BK: tl.constexpr, BV: tl.constexpr, FACTOR: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """One program a sequence, head and BV columns, over the chunks from until[n] back to begin[n].
+    """One program a sequence, head and BV columns, over the chunks from to_chunk[n] back to from_chunk[n].
 
     d_S [N, H, K, DK, DV]: gradients of the states behind the last of these chunks, then of those before the first.
     """
@@ -39,34 +40,31 @@ def delta_back(
     queries += h * DK
     keys += h * DK
     d_o += h * DV
-    held = (n * H + h) * K
     if G is not None:
         G += h
-    from_chunk, to_chunk = tl.load(begin + n), tl.load(until + n)
-    for back in range(to_chunk - from_chunk):
-        c = to_chunk - 1 - back
+    last = tl.load(to_chunk + n) - 1
+    for back in range(last + 1 - tl.load(from_chunk + n)):
+        c = last - back
         token, inside = tokens_of(first, stop, c, C)
-        e, E, to_end, _ = decays(G, H, token, inside, C)
+        e, E, to_end = decays(G, H, token, inside, C)
         here, number = c * H + h, tl.load(keep + c)
         d_o_ = rows(d_o, H * DV, token, inside, column, DV, C)
         d_v_ = tl.zeros([C, BV], tl.float32)
         d_o_ = d_o_.to(tl.float32) * (e * scale)[:, None]
         plan = (c * HEADS + plan_head) * K
+        held = list_of(half, c * HEADS + plan_head, n, tl.num_programs(0) // tiles, h, H) * K
+        behind = list_of(half, tl.load(after + c) * HEADS + plan_head, n, tl.num_programs(0) // tiles, h, H) * K
         made = tl.load(count + tl.load(after + c) * HEADS + plan_head)
         for older in range(made):
             j = made - 1 - older
-            i_end, s_end = tl.load(heirs + plan + j), tl.load(places + plan + j)
-            i, s = (
-                tl.load(heirs + plan + j - 1, mask=j > 0, other=0),
-                tl.load(places + plan + j - 1, mask=j > 0, other=0),
-            )
+            i, i_end = tl.load(heirs + plan + j - 1, mask=j > 0, other=0), tl.load(heirs + plan + j)
             d_Y = tl.zeros([C, BV], tl.float32)
             for d in range(0, DK, BK):
                 row = d + tl.arange(0, BK)
-                d_X = rounded(matrix(d_S, held + j, row, column, DK, DV, True), FACTOR)
+                d_X = rounded(matrix(d_S, behind + j, row, column, DK, DV, True), FACTOR)
                 put_matrix(kept, (number * H + h) * K + j, row, column, DK, DV, d_X)
                 d_Y += product(rows(keys, H * DK, token, inside, row, DK, C), d_X, PRECISION)
-            share = share_of(shares, here.to(tl.int64) * K + j, at, s, s_end, C)
+            share = share_of(shares, here.to(tl.int64) * K + j, at, since, places, plan + j, C)
             d_v_ += d_Y * (to_end * share)[:, None]
             place = (((number * H + h) * K + j).to(tl.int64) * C + at[:, None]) * DV + column[None, :]
             tl.store(d_written + place, rounded(d_Y, d_written.dtype.element_ty), mask=(column < DV)[None, :])
@@ -76,13 +74,13 @@ def delta_back(
                     row = d + tl.arange(0, BK)
                     k_ = rows(k, k_stride, token, inside, row, DK, C).to(FACTOR)
                     q_ = rows(queries, H * DK, token, inside, row, DK, C)
-                    d_X = matrix(d_S, held + j, row, column, DK, DV, True) * E
+                    d_X = matrix(d_S, behind + j, row, column, DK, DV, True) * E
                     d_X += product(tl.trans(k_), d_Y, PRECISION)
                     for state in range(i, i_end):
                         read = d_o_
                         if weight is not None:
-                            w = weight + (here.to(tl.int64) * (K + C) + state) * C + at
-                            read = read * tl.load(w, mask=inside, other=0.0)[:, None]
+                            w = here.to(tl.int64) * (K + C) + row_of_weight(rank, plan + state, state)
+                            read = read * tl.load(weight + w * C + at, mask=inside, other=0.0)[:, None]
                         d_part = d_X + product(tl.trans(q_), rounded(read, FACTOR), PRECISION)
                         put_matrix(d_S, held + state, row, column, DK, DV, d_part)
         out = (token.to(tl.int64) * H + h) * DV + at[:, None] * (H * DV) + column[None, :]
@@ -93,10 +91,12 @@ def delta_back(
 def walk_back(
     x: Operation, weight: Tensor | None, shares: Tensor | None, d_o: Tensor, d_S: Tensor, d_v: Tensor, span: Span,
     keep: Tensor, kept: Tensor, d_written: Tensor,
-) -> None:  # fmt: skip
-    """See ``delta_back``. d_o [tokens, H, dv] contiguous, d_v the same in float32."""
+) -> Tensor:  # fmt: skip
+    """d_S [N, H, K, dk, dv] before a span, of that behind it; see ``delta_back``. d_o, d_v [tokens, H, dv] contiguous."""
     (N, H, _, _, dv), (arguments, c) = x.shape, x.arguments("delta_back")
+    d_S = x.runs.lists(d_S)
     arguments |= {"weight": weight, "shares": shares, "d_o": d_o, "d_S": d_S, "d_v": d_v, "keep": keep, "kept": kept}
-    arguments |= {"d_written": d_written, "begin": span.begin, "until": span.until}
+    arguments |= {"d_written": d_written, "from_chunk": span.begin, "to_chunk": span.until}
     arguments = {name: arguments[name] for name in delta_back.arg_names}
     launch(delta_back, (N * H * triton.cdiv(dv, arguments["BV"]),), arguments, c)
+    return x.runs.list_at(span.begin, d_S, x.tiles)

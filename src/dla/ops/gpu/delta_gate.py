@@ -12,7 +12,7 @@ boundary at s or later (if there is one in the chunk), and slots as the hard gat
     boundary      . . x .     1 - p:  - 0 1 2          p:  2 2 2 waits        where p of token 0 goes
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
@@ -89,5 +89,5 @@ def both_places(runs: Runs, following: Tensor, old: Tensor, gate: Tensor) -> tup
     heirs = torch.where(rank >= new[..., None], old[..., None], heirs)
     heirs = heirs + ((rank >= to_next[..., :1]) & (old > 0)[..., None])
     count = torch.where(runs.count > 0, runs.count + 1, 0)
-    places = torch.full_like(heirs, CHUNK)  # of no effect beside shares
-    return Runs(count.int(), runs.after, heirs.int().contiguous(), places.int()), shares.contiguous()
+    one_more = {name: F.pad(getattr(runs, name), (0, 1)) for name in ("begin", "end", "since", "places")}  # not needed
+    return replace(runs, count=count.int(), heirs=heirs.int().contiguous(), **one_more), shares.contiguous()

@@ -7,9 +7,7 @@ pieces, and those of one piece (or more, if they are small).
 """
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import accumulate
 from typing import Any
 
 import torch
@@ -17,11 +15,14 @@ from torch import Tensor
 
 from dla.ops.gpu.delta_back import walk_back
 from dla.ops.gpu.delta_chunks import chunk_matrices_of, factor_dtype
+from dla.ops.gpu.delta_operation import Operation, Rows, Span
 from dla.ops.gpu.delta_own import through_chunks
+from dla.ops.gpu.delta_pieces import pieces
 from dla.ops.gpu.delta_plan import Runs
 from dla.ops.gpu.delta_reads import reads_of
+from dla.ops.gpu.delta_recent import recent_of
 from dla.ops.gpu.delta_sums import sums_from
-from dla.ops.gpu.delta_walk import Operation, Span, walk
+from dla.ops.gpu.delta_walk import walk
 from dla.ops.gpu.states import running_sums
 from dla.ops.gpu.tiles import CHUNK, Tiles
 
@@ -35,6 +36,7 @@ class Settings:
     scale: float
     tiles: Tiles
     runs: Runs
+    rows: Rows | None
     each: tuple[int, ...]  # chunks of each sequence
 
 
@@ -51,8 +53,9 @@ class DeltaAttention(torch.autograd.Function):
         ctx: Any, q: Tensor, k: Tensor, v: Tensor, g: Tensor | None, beta: Tensor, weight: Tensor | None,
         shares: Tensor | None, settings: Settings, S: Tensor,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
-        x, after, o = operation(q, k, v, g, beta, settings), S.clone(), torch.empty_like(v)
-        walk(x, weight, shares, after, Span.whole(settings.tiles), o)
+        x, o = operation(q, k, v, g, beta, settings), torch.empty_like(v)
+        recent, moved = recent_of(x, weight, settings.each)
+        after = walk(x, weight, shares, S, Span.whole(settings.tiles), moved, o, recent)
         ctx.settings = settings
         ctx.save_for_backward(q, k, v, g, beta, weight, shares, S)
         ctx.mark_non_differentiable(after)
@@ -80,29 +83,8 @@ class DeltaAttention(torch.autograd.Function):
 def operation(q: Tensor, k: Tensor, v: Tensor, g: Tensor | None, beta: Tensor, settings: Settings) -> Operation:
     tiles = settings.tiles
     G = None if g is None else running_sums(g, tiles)
-    return Operation(q, k, v, beta, G, settings.scale, tiles, settings.runs, chunk_matrices_of(q, k, beta, tiles))
-
-
-@dataclass(frozen=True)
-class Piece:
-    """Some chunks of every sequence, the same by number."""
-
-    span: Span
-    chunks: Tensor  # [chunks of it] int32
-    keep: Tensor  # [chunks] int32, the place of each of them among these
-
-
-def pieces(each: tuple[int, ...], length: int, device: torch.device) -> Iterator[Piece]:
-    """All of them, ``length`` chunks of each sequence at a time, from first to last."""
-    first = list(accumulate(each, initial=0))[:-1]
-    for start in range(0, max(each, default=0), length):
-        begin = [a + min(start, n) for a, n in zip(first, each, strict=True)]
-        until = [a + min(start + length, n) for a, n in zip(first, each, strict=True)]
-        span = Span(*(torch.tensor(x, dtype=torch.int32).to(device) for x in (begin, until)))
-        chunks = torch.tensor([c for a, b in zip(begin, until, strict=True) for c in range(a, b)], dtype=torch.int32)
-        keep = torch.full((sum(each),), -1, dtype=torch.int32)
-        keep[chunks.long()] = torch.arange(len(chunks), dtype=torch.int32)
-        yield Piece(span, chunks.to(device), keep.to(device))
+    made = chunk_matrices_of(q, k, beta, tiles)
+    return Operation(q, k, v, beta, G, settings.scale, tiles, settings.runs, made, settings.rows)
 
 
 def through_states(
@@ -117,8 +99,7 @@ def through_states(
     for piece in cut:
         starts.append(state)
         if piece is not cut[-1]:
-            state = state.clone()
-            walk(x, weight, shares, state, piece.span)
+            state = walk(x, weight, shares, state, piece.span, None)
     count = max((len(piece.chunks) for piece in cut), default=0)
     kept, d_kept = (torch.empty(count, H, K, dk, dv, dtype=half, device=device) for _ in range(2))
     written, d_written = (torch.empty(count, H, K, CHUNK, dv, dtype=half, device=device) for _ in range(2))
@@ -130,9 +111,9 @@ def through_states(
     d_shares = None if shares is None else torch.zeros_like(shares)
     d_S = torch.zeros_like(S)
     while cut:
-        piece, state = cut.pop(), starts.pop().clone()
-        walk(x, weight, shares, state, piece.span, keep=piece.keep, kept=kept, written=written)
-        walk_back(x, weight, shares, d_o, d_S, d_v, piece.span, piece.keep, d_kept, d_written)
+        piece = cut.pop()
+        walk(x, weight, shares, starts.pop(), piece.span, None, keep=piece.keep, kept=kept, written=written)
+        d_S = walk_back(x, weight, shares, d_o, d_S, d_v, piece.span, piece.keep, d_kept, d_written)
         given: dict[str, Tensor | None] = {
             "kept": kept,
             "d_kept": d_kept,

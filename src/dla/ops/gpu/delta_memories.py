@@ -9,6 +9,7 @@ from dla.ops.decide.decided import Decided
 from dla.ops.gpu.delta_gate import GateShares
 from dla.ops.gpu.delta_gradients import DeltaAttention, Settings
 from dla.ops.gpu.delta_levels import runs_and_slots
+from dla.ops.gpu.delta_operation import Rows
 from dla.ops.gpu.delta_plan import Runs
 from dla.ops.gpu.delta_weights import Gathered, slots_of
 from dla.ops.gpu.key_sums import KeySums, key_sums_of
@@ -21,6 +22,8 @@ from dla.ops.problem import Problem
 from dla.ops.state import DynamicState, LinearState, LogLinearState, State
 from dla.ops.state.base import take_rows
 
+LEAST = 320  # tokens of a state that is a matrix
+
 
 def attend(problem: Problem, decided: Decided | None) -> tuple[Tensor, State | None]:
     """The outputs [B, T, H, dv] and, if wanted, the state after the last step."""
@@ -31,14 +34,14 @@ def attend(problem: Problem, decided: Decided | None) -> tuple[Tensor, State | N
 
 def run(
     problem: Problem, x: FlatOperands, tiles: Tiles, runs: Runs, S: Tensor, weight: Tensor | None = None,
-    shares: Tensor | None = None,
+    shares: Tensor | None = None, rows: Rows | None = None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Outputs [B, T, H, dv] and the states after the last token; S [N, H, K, dk, dv] are those before the first."""
     assert problem.beta is not None
     beta = problem.layout.flat(problem.beta).float().contiguous()
     lead = CHUNK - 1 if problem.memory == "log_linear" and problem.state is not None else 0  # as Tiles.of has it
     each = tuple(-(-(n + lead) // CHUNK) for n in problem.layout.lengths)
-    settings = Settings(problem.scale, tiles, runs, each)
+    settings = Settings(problem.scale, tiles, runs, rows, each)
     o, after = DeltaAttention.apply(x.q, x.k, x.v, x.g, beta, weight, shares, settings, S)
     return problem.layout.unflat(o), after
 
@@ -89,12 +92,17 @@ def dynamic(problem: Problem, decided: Decided) -> tuple[Tensor, State | None]:
     if problem.route is not None:  # weights of each state, oldest first
         sums = key_sums_of(x.k, lives.keys, tiles)
         lam, recency = routed(problem, x, sums, starts, tiles), False
-    slots, runs = slots_of(starts, tiles, lam.shape[2], recency), Runs.of(starts.position, starts.count, tiles)
+    slots = slots_of(starts, tiles, lam.shape[2], recency)
     if problem.soft:
+        runs = Runs.of(starts.position, starts.count, tiles)
         gate = GateShares.of(soft_gate(problem, decided), lam, slots, lives.death, runs, tiles)
         S = empty(problem, gate.runs.states)
         return run(problem, x, tiles, gate.runs, S, gate.weight, gate.shares)[0], None
-    o, S = run(problem, x, tiles, runs, first_states(problem, lives), Gathered.apply(lam, slots, tiles))
+    least = 1 if problem.needs_gradient else LEAST
+    rows = None if problem.needs_gradient else Rows(starts.position, starts.count, least)
+    runs = Runs.of_long(starts.position, starts.count, tiles, least, ends=problem.wants_state and capacity is not None)
+    weight = Gathered.apply(lam, slots, tiles)
+    o, S = run(problem, x, tiles, runs, first_states(problem, lives), weight, rows=rows)
     if not problem.wants_state:
         return o, None
     if capacity is None:

@@ -21,7 +21,8 @@ import triton.language as tl
 from torch import Tensor
 
 from dla.ops.gpu.delta_chunks import overlaps
-from dla.ops.gpu.delta_walk import Operation, decays, own_products
+from dla.ops.gpu.delta_operation import Operation
+from dla.ops.gpu.delta_recent import between, own_products
 from dla.ops.gpu.language import per_head, product, rounded, rows, tokens_of
 from dla.ops.gpu.launch import launch
 
@@ -54,7 +55,7 @@ def delta_own(
         d_o_ = rows(d_o + h * DV, H * DV, token, inside, column, DV, C)
         v_ = rows(v + h * DV, v_stride, token, inside, column, DV, C)
         d_A += product(d_o_.to(v_.dtype), tl.trans(v_), PRECISION)
-    _, _, _, D = decays(G, H, token, inside, C)
+    D = between(G, H, token, inside, C)
     d_A = d_A * D * scale
     met = d_A * tl.load(P + square_of(here, C))
     if weight is not None:

@@ -12,7 +12,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from dla.ops.gpu.delta_walk import Operation, decays
+from dla.ops.gpu.delta_operation import Operation
+from dla.ops.gpu.delta_walk import decays, row_of_weight
 from dla.ops.gpu.language import matrix, product, rows, tokens_of
 from dla.ops.gpu.launch import launch
 
@@ -20,7 +21,7 @@ from dla.ops.gpu.launch import launch
 @triton.jit(do_not_specialize=["K", "scale", "chunks"])
 def delta_reads(
     queries, weight, G, d_o, kept, d_kept, written, d_written, chunk, keep, d_queries, d_old, d_keys, d_weight,
-    count, after, heirs, first, stop, K, scale, chunks,
+    count, rank, after, heirs, first, stop, K, scale, chunks,
     H: tl.constexpr, HEADS: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr, C: tl.constexpr,
     BK: tl.constexpr, BV: tl.constexpr, FACTOR: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
@@ -32,7 +33,7 @@ def delta_reads(
     token, inside = tokens_of(first, stop, c, C)
     if G is not None:
         G += h
-    e, E, _, _ = decays(G, H, token, inside, C)
+    e, E, _ = decays(G, H, token, inside, C)
     number, here = tl.load(keep + c) * H + h, c * H + h
     q_ = rows(queries + h * DK, H * DK, token, inside, column, DK, C).to(tl.float32)
     d_q, d_k, d_h = tl.zeros([C, BK], tl.float32), tl.zeros([C, BK], tl.float32), tl.zeros([C, BK], tl.float32)
@@ -56,10 +57,11 @@ def delta_reads(
                 M += product(d_o_, tl.trans(S), PRECISION)
                 d_k -= product(d_Y, tl.trans(S), PRECISION)
             M = M * (e * scale)[:, None]
-            place = here.to(tl.int64) * K + state
+            of_all = row_of_weight(rank, plan + state, state)
+            place = here.to(tl.int64) * K + of_all
             tl.store(d_weight + (part * chunks * H * K.to(tl.int64) + place) * C + at, tl.sum(M * q_, 1))
             if weight is not None:
-                w = tl.load(weight + (here.to(tl.int64) * (K + C) + state) * C + at, mask=inside, other=0.0)
+                w = tl.load(weight + (here.to(tl.int64) * (K + C) + of_all) * C + at, mask=inside, other=0.0)
                 M = M * w[:, None]
             d_q += M
         i = i_end
@@ -81,7 +83,7 @@ def delta_shares(
     token, inside = tokens_of(first, stop, c, C)
     if G is not None:
         G += h
-    _, _, to_end, _ = decays(G, H, token, inside, C)
+    _, _, to_end = decays(G, H, token, inside, C)
     number = tl.load(keep + c) * H + h
     for j in range(tl.load(count + tl.load(after + c) * HEADS + (h if HEADS > 1 else 0))):
         row = ((number * K + j).to(tl.int64) * C + at[:, None]) * DV
