@@ -11,20 +11,22 @@ Like the states, their gradients lie in memory and are changed in place, from th
 ``delta_reads.py`` needs of them is kept: dS'_j and dY_j.
 """
 
+from typing import Any
+
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from dla.ops.gpu.delta_operation import Operation, Span
+from dla.ops.gpu.delta_operation import Operation
+from dla.ops.gpu.delta_pieces import Piece
 from dla.ops.gpu.delta_walk import decays, list_of, row_of_weight, share_of
 from dla.ops.gpu.language import matrix, product, put_matrix, rounded, rows, tokens_of
-from dla.ops.gpu.launch import launch
 
 
-@triton.jit(do_not_specialize=["K", "scale"])
+@triton.jit(do_not_specialize=["K", "states", "scale"])
 def delta_back(
-    k, queries, keys, weight, shares, G, d_o, d_S, d_v, kept, d_written, keep,
-    count, rank, half, after, heirs, since, places, from_chunk, to_chunk, first, stop, k_stride, K, scale,
+    k, queries, keys, weight, shares, G, d_o, d_S, d_v, d_kept, d_written, keep,
+    count, rank, half, after, heirs, since, places, from_chunk, to_chunk, first, stop, k_stride, K, states, scale,
     H: tl.constexpr, GROUP: tl.constexpr, HEADS: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr, C: tl.constexpr,
     BK: tl.constexpr, BV: tl.constexpr, FACTOR: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
@@ -49,7 +51,8 @@ def delta_back(
         e, E, to_end = decays(G, H, token, inside, C)
         here, number = c * H + h, tl.load(keep + c)
         d_o_ = rows(d_o, H * DV, token, inside, column, DV, C)
-        d_v_ = tl.zeros([C, BV], tl.float32)
+        out = (token.to(tl.int64) * H + h) * DV + at[:, None] * (H * DV) + column[None, :]
+        d_v_ = tl.load(d_v + out, mask=inside[:, None] & (column < DV)[None, :], other=0.0)
         d_o_ = d_o_.to(tl.float32) * (e * scale)[:, None]
         plan = (c * HEADS + plan_head) * K
         held = list_of(half, c * HEADS + plan_head, n, tl.num_programs(0) // tiles, h, H) * K
@@ -62,7 +65,7 @@ def delta_back(
             for d in range(0, DK, BK):
                 row = d + tl.arange(0, BK)
                 d_X = rounded(matrix(d_S, behind + j, row, column, DK, DV, True), FACTOR)
-                put_matrix(kept, (number * H + h) * K + j, row, column, DK, DV, d_X)
+                put_matrix(d_kept, (number * H + h) * K + j, row, column, DK, DV, d_X)
                 d_Y += product(rows(keys, H * DK, token, inside, row, DK, C), d_X, PRECISION)
             share = share_of(shares, here.to(tl.int64) * K + j, at, since, places, plan + j, C)
             d_v_ += d_Y * (to_end * share)[:, None]
@@ -79,24 +82,17 @@ def delta_back(
                     for state in range(i, i_end):
                         read = d_o_
                         if weight is not None:
-                            w = here.to(tl.int64) * (K + C) + row_of_weight(rank, plan + state, state)
+                            w = here.to(tl.int64) * (states + C) + row_of_weight(rank, plan + state, state)
                             read = read * tl.load(weight + w * C + at, mask=inside, other=0.0)[:, None]
                         d_part = d_X + product(tl.trans(q_), rounded(read, FACTOR), PRECISION)
                         put_matrix(d_S, held + state, row, column, DK, DV, d_part)
-        out = (token.to(tl.int64) * H + h) * DV + at[:, None] * (H * DV) + column[None, :]
         tl.store(d_v + out, d_v_, mask=inside[:, None] & (column < DV)[None, :])
         tl.debug_barrier()  # other threads may read a gradient at the next chunk
 
 
-def walk_back(
-    x: Operation, weight: Tensor | None, shares: Tensor | None, d_o: Tensor, d_S: Tensor, d_v: Tensor, span: Span,
-    keep: Tensor, kept: Tensor, d_written: Tensor,
-) -> Tensor:  # fmt: skip
-    """d_S [N, H, K, dk, dv] before a span, of that behind it; see ``delta_back``. d_o, d_v [tokens, H, dv] contiguous."""
-    (N, H, _, _, dv), (arguments, c) = x.shape, x.arguments("delta_back")
+def walk_back(x: Operation, d_S: Tensor, piece: Piece, given: dict[str, Any]) -> Tensor:
+    """d_S [N, H, K, dk, dv] before a piece, of that behind it; see ``delta_back``. Adds to d_v [tokens, H, dv]."""
+    N, H, *_ = x.shape
     d_S = x.runs.lists(d_S)
-    arguments |= {"weight": weight, "shares": shares, "d_o": d_o, "d_S": d_S, "d_v": d_v, "keep": keep, "kept": kept}
-    arguments |= {"d_written": d_written, "from_chunk": span.begin, "to_chunk": span.until}
-    arguments = {name: arguments[name] for name in delta_back.arg_names}
-    launch(delta_back, (N * H * triton.cdiv(dv, arguments["BV"]),), arguments, c)
-    return x.runs.list_at(span.begin, d_S, x.tiles)
+    x.launch(delta_back, (N * H,), given | {"d_S": d_S, **vars(piece)}, "BV")
+    return x.runs.list_at(piece.from_chunk, d_S, x.tiles)

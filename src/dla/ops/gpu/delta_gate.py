@@ -12,41 +12,37 @@ boundary at s or later (if there is one in the chunk), and slots as the hard gat
     boundary      . . x .     1 - p:  - 0 1 2          p:  2 2 2 waits        where p of token 0 goes
 """
 
-from dataclasses import dataclass, replace
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dla.ops.gpu.delta_plan import Runs
+from dla.ops.gpu.delta_plan import Runs, times
 from dla.ops.gpu.delta_weights import Gathered
 from dla.ops.gpu.tiles import CHUNK, Tiles
 
 
-@dataclass(frozen=True)
-class GateShares:
-    """The walk's tables with the soft gate, over one state more."""
+def soft_weights(p: Tensor, lam: Tensor, slots: Tensor, death: Tensor, count: Tensor, tiles: Tiles) -> Tensor:
+    """[chunks, H, K + 1 + CHUNK, CHUNK]; p, death [tokens, H], lam [tokens, H, width]; slots of the hard gate."""
+    at, K = torch.arange(CHUNK, device=p.device), slots.shape[2] - CHUNK
+    opens = on_chunks(death >= 0, tiles)
+    following = torch.where(opens, at, CHUNK).flip(-1).cummin(-1)[0].flip(-1)  # [chunks, H, C]
+    early, late, states = both_slots(slots, following, count[: tiles.count], K)
+    first = Gathered.apply(lam, torch.cat([states, early], 2).contiguous(), tiles)
+    then = Gathered.apply(lam, late.contiguous(), tiles)
+    own = first[:, :, K + 1 :]
+    own = own + on_chunks(p, tiles)[..., None] * (then - own)
+    return torch.cat([first[:, :, : K + 1], own], 2)
 
-    runs: Runs
-    weight: Tensor  # [chunks, H, K + 1 + CHUNK, CHUNK]
-    shares: Tensor  # [chunks, H, K + 1, CHUNK]
 
-    @classmethod
-    def of(cls, p: Tensor, lam: Tensor, slots: Tensor, death: Tensor, runs: Runs, tiles: Tiles) -> "GateShares":
-        """p, death [tokens, H], lam [tokens, H, width]; slots and runs of the hard gate."""
-        at = torch.arange(CHUNK, device=p.device)
-        opens = on_chunks(death >= 0, tiles)
-        following = torch.where(opens, at, CHUNK).flip(-1).cummin(-1)[0].flip(-1)  # [chunks, H, C]
-        old = runs.count[: tiles.count]
-        gate = on_chunks(p.float(), tiles)
-        early, late, states = both_slots(slots, following, old, runs.states)
-        first = Gathered.apply(lam, torch.cat([states, early], 2).contiguous(), tiles)
-        then = Gathered.apply(lam, late.contiguous(), tiles)
-        own = first[:, :, runs.states + 1 :]
-        own = own + gate[..., None] * (then - own)
-        weight = torch.cat([first[:, :, : runs.states + 1], own], 2)
-        soft, shares = both_places(runs, following, old, gate)
-        return cls(soft, weight, shares)
+def soft_shares(p: Tensor, following: Tensor, runs: Runs, tiles: Tiles) -> Tensor:
+    """[chunks, H, K, CHUNK] what the matrices behind a chunk take of its tokens, by the addresses of their parts."""
+    view = runs.after.long()
+    begin, end = runs.begin[view][..., None], runs.end[view][..., None]
+    late = on_chunks(following, tiles)[:, :, None]
+    early = times(tiles)[: tiles.count, None, None, None] + torch.arange(CHUNK, device=p.device) - 1
+    gate = on_chunks(p, tiles)[:, :, None]
+    shares = ((begin <= early) & (early < end)) * (1 - gate) + ((begin <= late) & (late < end)) * gate
+    return shares.contiguous()
 
 
 def on_chunks(x: Tensor, tiles: Tiles) -> Tensor:
@@ -70,24 +66,3 @@ def both_slots(slots: Tensor, following: Tensor, old: Tensor, K: int) -> tuple[T
     waits = (rank == old[..., None, None]) & (old > 0)[..., None, None]
     padded = F.pad(states, (0, 0, 0, 1), value=-1)
     return early, late, torch.where(waits, opened[:, :, :1], padded)
-
-
-def both_places(runs: Runs, following: Tensor, old: Tensor, gate: Tensor) -> tuple[Runs, Tensor]:
-    """Runs with what waits as one more state, and the tokens' shares of all of them."""
-    device, K = gate.device, runs.states
-    new = runs.count[runs.after.long()]  # [chunks, H] states behind each chunk
-    token = torch.arange(CHUNK + 1, device=device)
-    of_token = (runs.places[..., None] <= token).sum(2)  # [chunks, H, C + 1] the state of each token
-    of_token = torch.where(token == CHUNK, new[..., None], of_token)
-    to_next = of_token.gather(2, following)
-    newest = (runs.heirs < old[..., None]).sum(2, keepdim=True)
-    to_last = torch.cat([newest, of_token[..., : CHUNK - 1]], 2)
-    rank = torch.arange(K + 1, device=device)
-    shares = (to_last[:, :, None] == rank[:, None]) * (1 - gate[:, :, None])
-    shares = shares + (to_next[:, :, None] == rank[:, None]) * gate[:, :, None]
-    heirs = F.pad(runs.heirs, (0, 1))
-    heirs = torch.where(rank >= new[..., None], old[..., None], heirs)
-    heirs = heirs + ((rank >= to_next[..., :1]) & (old > 0)[..., None])
-    count = torch.where(runs.count > 0, runs.count + 1, 0)
-    one_more = {name: F.pad(getattr(runs, name), (0, 1)) for name in ("begin", "end", "since", "places")}  # not needed
-    return replace(runs, count=count.int(), heirs=heirs.int().contiguous(), **one_more), shares.contiguous()

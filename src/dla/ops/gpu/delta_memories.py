@@ -1,16 +1,18 @@
 """The second stage with delta steps: the three memories as lists of where states begin, over one walk."""
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from dla.ops.chunked.gate import soft_gate
 from dla.ops.chunked.tokens import tokens_after
 from dla.ops.decide.decided import Decided
-from dla.ops.gpu.delta_gate import GateShares
+from dla.ops.gpu.delta_gate import soft_shares, soft_weights
 from dla.ops.gpu.delta_gradients import DeltaAttention, Settings
 from dla.ops.gpu.delta_levels import runs_and_slots
 from dla.ops.gpu.delta_operation import Rows
 from dla.ops.gpu.delta_plan import Runs
+from dla.ops.gpu.delta_states import Boundaries, States
 from dla.ops.gpu.delta_weights import Gathered, slots_of
 from dla.ops.gpu.key_sums import KeySums, key_sums_of
 from dla.ops.gpu.reading import FlatOperands, Lives
@@ -34,7 +36,7 @@ def attend(problem: Problem, decided: Decided | None) -> tuple[Tensor, State | N
 
 def run(
     problem: Problem, x: FlatOperands, tiles: Tiles, runs: Runs, S: Tensor, weight: Tensor | None = None,
-    shares: Tensor | None = None, rows: Rows | None = None,
+    rows: Rows | None = None, shares: Tensor | None = None, p: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Outputs [B, T, H, dv] and the states after the last token; S [N, H, K, dk, dv] are those before the first."""
     assert problem.beta is not None
@@ -42,7 +44,7 @@ def run(
     lead = CHUNK - 1 if problem.memory == "log_linear" and problem.state is not None else 0  # as Tiles.of has it
     each = tuple(-(-(n + lead) // CHUNK) for n in problem.layout.lengths)
     settings = Settings(problem.scale, tiles, runs, rows, each)
-    o, after = DeltaAttention.apply(x.q, x.k, x.v, x.g, beta, weight, shares, settings, S)
+    o, after = DeltaAttention.apply(x.q, x.k, x.v, x.g, beta, weight, shares, p, settings, S)
     return problem.layout.unflat(o), after
 
 
@@ -94,21 +96,25 @@ def dynamic(problem: Problem, decided: Decided) -> tuple[Tensor, State | None]:
         lam, recency = routed(problem, x, sums, starts, tiles), False
     slots = slots_of(starts, tiles, lam.shape[2], recency)
     if problem.soft:
-        runs = Runs.of(starts.position, starts.count, tiles)
-        gate = GateShares.of(soft_gate(problem, decided), lam, slots, lives.death, runs, tiles)
-        S = empty(problem, gate.runs.states)
-        return run(problem, x, tiles, gate.runs, S, gate.weight, gate.shares)[0], None
-    least = 1 if problem.needs_gradient else LEAST
-    rows = None if problem.needs_gradient else Rows(starts.position, starts.count, least)
-    runs = Runs.of_long(starts.position, starts.count, tiles, least, ends=problem.wants_state and capacity is not None)
+        p = soft_gate(problem, decided).float()
+        boundaries = Boundaries.of(lives.death >= 0, problem.layout)
+        states = States.soft(starts, boundaries, tiles)
+        runs, rows = states.split(LEAST, False, tiles, boundaries.following)
+        weight = soft_weights(p, lam, slots, lives.death, starts.count, tiles)
+        shares = soft_shares(p, boundaries.following, runs, tiles)
+        return run(problem, x, tiles, runs, empty(problem, runs.states), weight, rows, shares, p)[0], None
+    ends = problem.wants_state and capacity is not None
+    runs, rows = States.hard(starts, tiles).split(LEAST, ends, tiles)
     weight = Gathered.apply(lam, slots, tiles)
-    o, S = run(problem, x, tiles, runs, first_states(problem, lives), weight, rows=rows)
+    first = first_states(problem, lives)[:, :, : runs.states]
+    o, S = run(problem, x, tiles, runs, first, weight, rows)
     if not problem.wants_state:
         return o, None
     if capacity is None:
         return o, tokens_after(problem, made)
     position, count = starts.position[tiles.count :], starts.count[tiles.count :]
     alive = torch.arange(lives.states, device=count.device) < count[..., None]
+    S = F.pad(S, (0, 0, 0, 0, 0, lives.states - S.shape[2]))
     matrices = torch.where(alive[..., None, None], S, 0)
     keys = None if sums is None else sums.between(position, count, tiles)
     counts, info = made.tally(None if problem.state is None else problem.state.info, capacity)

@@ -24,7 +24,6 @@ from dla.ops.gpu.delta_chunks import overlaps
 from dla.ops.gpu.delta_operation import Operation
 from dla.ops.gpu.delta_recent import between, own_products
 from dla.ops.gpu.language import per_head, product, rounded, rows, tokens_of
-from dla.ops.gpu.launch import launch
 
 
 @triton.jit
@@ -34,13 +33,13 @@ def square_of(number, C: tl.constexpr):
     return number.to(tl.int64) * C * C + at[:, None] * C + at[None, :]
 
 
-@triton.jit(do_not_specialize=["K", "scale"])
+@triton.jit(do_not_specialize=["states", "scale"])
 def delta_own(
-    v, P, weight, G, d_o, d_v, d_P, d_own, seen, first, stop, v_stride, K, scale,
+    v, P, weight, G, d_o, d_v, d_P, d_own, seen, first, stop, v_stride, states, scale,
     H: tl.constexpr, DV: tl.constexpr, C: tl.constexpr, BV: tl.constexpr, FACTOR: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """d_P [chunks, H, C, C], d_own as the last C rows of [chunks, H, K + C, C].
+    """d_P [chunks, H, C, C], d_own as the last C rows of [chunks, H, states + C, C].
 
     seen [tokens, H]: dO_t . O_t as far as it comes from the chunk's own tokens.
     """
@@ -59,13 +58,13 @@ def delta_own(
     d_A = d_A * D * scale
     met = d_A * tl.load(P + square_of(here, C))
     if weight is not None:
-        own = (here.to(tl.int64) * (K + C) + K) * C + at[None, :] * C + at[:, None]
+        own = (here.to(tl.int64) * (states + C) + states) * C + at[None, :] * C + at[:, None]
         tl.store(d_own + own, met)
         w = tl.load(weight + own, mask=(at[None, :] <= at[:, None]) & inside[:, None], other=0.0)
         met, d_A = met * w, d_A * w
     tl.store(seen + token.to(tl.int64) * H + h + at * H, tl.sum(met, 1), mask=inside)
     tl.store(d_P + square_of(here, C), d_A)
-    A = tl.trans(rounded(own_products(P, weight, D, here, K, C) * scale, FACTOR))
+    A = tl.trans(rounded(own_products(P, weight, D, here, states, C) * scale, FACTOR))
     for d in range(0, DV, BV):
         column = d + tl.arange(0, BV)
         d_o_ = rows(d_o + h * DV, H * DV, token, inside, column, DV, C).to(FACTOR)
@@ -167,20 +166,16 @@ def delta_outer(
 
 
 def through_chunks(
-    x: Operation, weight: Tensor | None, d_o: Tensor, d_chunk: dict[str, Tensor], d_weight: Tensor, d_v: Tensor
+    x: Operation, d_o: Tensor, d_chunk: dict[str, Tensor], d_weight: Tensor, d_v: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Gradients of q, k [tokens, H, dk] and beta; and ``seen`` of ``delta_own``. Fills in d_weight's rows of tokens,
     and adds to d_v."""
-    _, H, _, dk, _ = x.shape
     d_q, d_k = (torch.empty_like(d_chunk["d_queries"]) for _ in range(2))
     d_beta, seen = torch.empty_like(x.beta), torch.empty_like(x.beta)
     d_P, d_U, d_M, d_N, scratch = (torch.empty_like(x.made.T) for _ in range(5))
-    given = {"q": x.q, "q_stride": x.q.stride(0), "beta": x.beta, "T": x.made.T, "weight": weight, "d_o": d_o}
+    given = {"q": x.q, "q_stride": x.q.stride(0), "beta": x.beta, "T": x.made.T, "d_o": d_o}
     given |= {"d_q": d_q, "d_k": d_k, "d_beta": d_beta, "d_own": d_weight, "seen": seen, "d_v": d_v}
     given |= {"d_P": d_P, "d_U": d_U, "d_M": d_M, "d_N": d_N, "scratch": scratch, **d_chunk}
-    for kernel in (delta_own, delta_inner, delta_steps, delta_outer):
-        arguments, c = x.arguments(kernel.__name__)
-        parts = triton.cdiv(dk, arguments["BK"]) if kernel is delta_outer else 1
-        arguments |= given
-        launch(kernel, (x.tiles.count * parts, H), {name: arguments[name] for name in kernel.arg_names}, c)
+    for kernel, sizes in ((delta_own, ""), (delta_inner, ""), (delta_steps, ""), (delta_outer, "BK")):
+        x.launch(kernel, (x.tiles.count, x.v.shape[1]), given, sizes)
     return d_q, d_k, d_beta, seen

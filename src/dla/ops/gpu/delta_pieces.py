@@ -7,15 +7,14 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from dla.ops.gpu.delta_operation import Span
-
 
 @dataclass(frozen=True)
 class Piece:
     """Some chunks of every sequence, the same by number."""
 
-    span: Span
-    chunks: Tensor  # [chunks of it] int32
+    from_chunk: Tensor  # [N] int32 its first chunk of each sequence
+    to_chunk: Tensor  # [N] int32 behind its last one
+    chunk: Tensor  # [chunks of it] int32
     keep: Tensor  # [chunks] int32, the place of each of them among these
 
 
@@ -25,8 +24,8 @@ def pieces(each: tuple[int, ...], length: int, device: torch.device) -> Iterator
     for start in range(0, max(each, default=0), length):
         begin = [a + min(start, n) for a, n in zip(first, each, strict=True)]
         until = [a + min(start + length, n) for a, n in zip(first, each, strict=True)]
-        span = Span(*(torch.tensor(x, dtype=torch.int32).to(device) for x in (begin, until)))
+        begun, ended = (torch.tensor(x, dtype=torch.int32).to(device) for x in (begin, until))
         chunks = torch.tensor([c for a, b in zip(begin, until, strict=True) for c in range(a, b)], dtype=torch.int32)
         keep = torch.full((sum(each),), -1, dtype=torch.int32)
         keep[chunks.long()] = torch.arange(len(chunks), dtype=torch.int32)
-        yield Piece(span, chunks.to(device), keep.to(device))
+        yield Piece(begun, ended, chunks.to(device), keep.to(device))

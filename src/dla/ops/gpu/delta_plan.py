@@ -13,7 +13,7 @@ State j of the next list is made of the states from heirs[j - 1] to heirs[j] of 
 since[j] to places[j].
 
 With delta steps a state of few tokens need not be a matrix: its tokens are rows then (delta_rows.py), and it is on no
-list. At a chunk's end some states may be on the list for the first time, with rows from between the others' runs.
+list. delta_states.py says which states these are.
 """
 
 from dataclasses import dataclass, replace
@@ -69,24 +69,17 @@ class Runs:
         return cls.between(begin, next_of(begin), count, tiles)
 
     @classmethod
-    def of_long(cls, position: Tensor, count: Tensor, tiles: Tiles, least: int, ends: bool) -> "Runs":
-        """Of states from ``least`` tokens on and of those carried in; at the sequences' ends of all if ``ends``."""
-        begin = torch.where(ranks(position) < count[..., None], position, BEHIND)
-        now = times(tiles)[:, None, None]
-        end = next_of(begin).minimum(now)
-        long = (end - begin >= least) | (begin < 0)
-        if ends:
-            long[tiles.count :] = True
-        long &= begin < BEHIND
-        place = torch.where(long, long.cumsum(2) - 1, position.shape[2])
+    def of_long(cls, begin: Tensor, end: Tensor, long: Tensor, most: int, tiles: Tiles) -> "Runs":
+        """Of the states among all [views, heads, states] that are matrices, ``most`` at a view."""
+        place = torch.where(long, long.cumsum(2) - 1, most)
 
         def picked(x: Tensor, other: int) -> Tensor:
-            room = x.new_full((*x.shape[:2], x.shape[2] + 1), other)
-            return room.scatter_(2, place, x)[..., :-1]
+            room = x.new_full((*x.shape[:2], most + 1), other)
+            return room.scatter_(2, place, x)[..., :-1].contiguous()
 
-        rank = picked(ranks(position).int().expand_as(position), 0)
+        rank = picked(ranks(begin).int().expand_as(begin), 0)
         made = cls.between(picked(begin, BEHIND), picked(end, BEHIND), long.sum(2), tiles)
-        return replace(made, rank=rank.contiguous(), half=made.halves(tiles))
+        return replace(made, rank=rank, half=made.halves(tiles))
 
     def halves(self, tiles: Tiles) -> Tensor:
         """A list is changed in place, but where a state that is new on it would take an older one's place too early."""

@@ -8,24 +8,25 @@ S_i, Y_j, dS'_j and dY_j are as ``delta_walk`` and ``delta_back`` kept them. Sum
 for every BK of them.
 """
 
+from typing import Any
+
 import triton
 import triton.language as tl
-from torch import Tensor
 
 from dla.ops.gpu.delta_operation import Operation
+from dla.ops.gpu.delta_pieces import Piece
 from dla.ops.gpu.delta_walk import decays, row_of_weight
 from dla.ops.gpu.language import matrix, product, rows, tokens_of
-from dla.ops.gpu.launch import launch
 
 
-@triton.jit(do_not_specialize=["K", "scale", "chunks"])
+@triton.jit(do_not_specialize=["K", "states", "scale", "count_of_chunks"])
 def delta_reads(
-    queries, weight, G, d_o, kept, d_kept, written, d_written, chunk, keep, d_queries, d_old, d_keys, d_weight,
-    count, rank, after, heirs, first, stop, K, scale, chunks,
+    queries, weight, G, d_o, kept, d_kept, written, d_written, chunk, keep, d_queries, d_old, d_keys, d_states,
+    count, rank, after, heirs, first, stop, K, states, scale, count_of_chunks,
     H: tl.constexpr, HEADS: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr, C: tl.constexpr,
     BK: tl.constexpr, BV: tl.constexpr, FACTOR: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """d_queries (dQ'), d_old (dK), d_keys (dH) [tokens, H, DK]; d_weight [parts, chunks, H, K, C]."""
+    """d_queries (dQ'), d_old (dK), d_keys (dH) [tokens, H, DK]; d_states [parts, chunks, H, states, C]."""
     tiles: tl.constexpr = tl.cdiv(DK, BK)
     c, part, h = tl.load(chunk + tl.program_id(0) // tiles), tl.program_id(0) % tiles, tl.program_id(1)
     column, at = part * BK + tl.arange(0, BK), tl.arange(0, C)
@@ -58,10 +59,10 @@ def delta_reads(
                 d_k -= product(d_Y, tl.trans(S), PRECISION)
             M = M * (e * scale)[:, None]
             of_all = row_of_weight(rank, plan + state, state)
-            place = here.to(tl.int64) * K + of_all
-            tl.store(d_weight + (part * chunks * H * K.to(tl.int64) + place) * C + at, tl.sum(M * q_, 1))
+            place = here.to(tl.int64) * states + of_all
+            tl.store(d_states + (part * count_of_chunks * H * states.to(tl.int64) + place) * C + at, tl.sum(M * q_, 1))
             if weight is not None:
-                w = tl.load(weight + (here.to(tl.int64) * (K + C) + of_all) * C + at, mask=inside, other=0.0)
+                w = tl.load(weight + (here.to(tl.int64) * (states + C) + of_all) * C + at, mask=inside, other=0.0)
                 M = M * w[:, None]
             d_q += M
         i = i_end
@@ -96,13 +97,9 @@ def delta_shares(
         tl.store(d_shares + ((c * H + h).to(tl.int64) * K + j) * C + at, share * to_end)
 
 
-def reads_of(x: Operation, chunk: Tensor, given: dict[str, Tensor | None], count: int) -> None:
-    """Launch them for the chunks of this list; ``given``: the other arguments by name; ``count`` chunks in all."""
-    _, H, _, dk, _ = x.shape
-    for kernel in (delta_reads, delta_shares):
-        if kernel is delta_shares and given["d_shares"] is None:
-            continue
-        arguments, c = x.arguments(kernel.__name__)
-        arguments |= {"chunk": chunk, "chunks": count, **given}
-        parts = triton.cdiv(dk, arguments["BK"]) if kernel is delta_reads else 1
-        launch(kernel, (len(chunk) * parts, H), {name: arguments[name] for name in kernel.arg_names}, c)
+def reads_of(x: Operation, piece: Piece, given: dict[str, Any]) -> None:
+    """Launch them for the chunks of a piece; ``given``: the other arguments by name."""
+    grid, given = (len(piece.chunk), x.v.shape[1]), given | vars(piece) | {"count_of_chunks": x.tiles.count}
+    x.launch(delta_reads, grid, given, "BK")
+    if given["d_shares"] is not None:
+        x.launch(delta_shares, grid, given)

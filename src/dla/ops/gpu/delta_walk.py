@@ -12,13 +12,15 @@ float32 and lie in memory, in the order of their list, and are changed in place:
 j on. A matrix takes 6 C dk dv operations and, read twice and written, 12 dk dv bytes a chunk of C tokens.
 """
 
+from typing import Any
+
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from dla.ops.gpu.delta_operation import Operation, Span
+from dla.ops.gpu.delta_operation import Operation
+from dla.ops.gpu.delta_pieces import Piece
 from dla.ops.gpu.language import matrix, per_head, product, put_matrix, rounded, rows, tokens_of
-from dla.ops.gpu.launch import launch
 
 
 @triton.jit
@@ -70,37 +72,59 @@ def list_of(half, view, n, heads, h, H: tl.constexpr):
 
 
 @triton.jit
+def share_in(into, p, H: tl.constexpr, token, inside, j, C: tl.constexpr):
+    """[C] how much of each row a list's state takes in: all of it, or 1 - p and p."""
+    at = tl.arange(0, C)
+    share = (tl.load(into + at) == j).to(tl.float32)
+    if p is None:
+        return share
+    else:
+        p_ = per_head(p, H, token, inside, 0.0, C)
+        return share * (1 - p_) + tl.where(tl.load(into + C + at) == j, p_, 0.0)
+
+
+@triton.jit
 def fold(
-    S, number, moved, v, v_stride, token, start, end, column, width,
+    S, made, v, p, first, stop, tiles_met, falls, into, folded, slot, tile, column, width, v_stride,
     H: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
     FACTOR: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Add the rows of tokens start to end, counted from ``token``, to columns of matrix ``number``."""
-    for r in range(start, end, C):
-        there = r + tl.arange(0, C) < end
-        v_ = rows(v, v_stride, token + r, there, column, DV, C).to(FACTOR)
-        for d in range(0, width, BK):
-            row = d + tl.arange(0, BK)
-            k_ = rounded(rows(moved, H * DK, token + r, there, row, DK, C), FACTOR)
-            S_ = matrix(S, number, row, column, DK, DV, True) + product(tl.trans(k_), v_, PRECISION)
-            put_matrix(S, number, row, column, DK, DV, S_)
-        tl.debug_barrier()  # other threads may read what was written
+    """Add a slot's rows to columns of the matrices that take them in."""
+    token, inside = tokens_of(first, stop, tile, C)
+    v_ = rows(v, v_stride, token, inside, column, DV, C).to(tl.float32)
+    into += slot * (2 * C)
+    most = tl.max(tl.load(into + tl.arange(0, C)).to(tl.int32), 0)
+    if p is not None:
+        most = tl.maximum(most, tl.max(tl.load(into + C + tl.arange(0, C)).to(tl.int32), 0))
+    for j in range(most + 1):
+        share = share_in(into, p, H, token, inside, j, C)
+        if tl.max(share, 0) > 0:
+            Y = rounded(v_ * share[:, None], FACTOR)
+            for d in range(0, width, BK):
+                row = d + tl.arange(0, BK)
+                place = folded + slot * (C * DK) + tl.arange(0, C)[:, None] * DK + row[None, :]
+                k_ = tl.load(place, mask=(row < DK)[None, :], other=0.0)
+                S_ = matrix(S, made + j, row, column, DK, DV, True) + product(tl.trans(k_), Y, PRECISION)
+                put_matrix(S, made + j, row, column, DK, DV, S_)
+            tl.debug_barrier()  # other threads may read what was written
 
 
-@triton.jit(do_not_specialize=["K", "width", "scale"])
+@triton.jit(do_not_specialize=["K", "states", "slots", "width", "scale"])
 def delta_walk(
-    k, v, queries, keys, weight, shares, G, S, moved, kept, written, keep, recent, o,
-    count, begin, end, rank, half, after, heirs, since, places, from_chunk, to_chunk, first, stop, sequence, offset,
-    k_stride, v_stride, K, width, scale,
+    k, v, queries, keys, weight, shares, G, p, S, kept, written, recent, o,
+    tiles_met, falls, into, folded, met,
+    count, rank, half, after, heirs, since, places, keep, from_chunk, to_chunk, first, stop,
+    k_stride, v_stride, K, states, slots, width, scale,
     H: tl.constexpr, GROUP: tl.constexpr, HEADS: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr, C: tl.constexpr,
-    BK: tl.constexpr, BV: tl.constexpr, FACTOR: tl.constexpr, PRECISION: tl.constexpr,
+    BK: tl.constexpr, BV: tl.constexpr, SLOTS: tl.constexpr, FACTOR: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """One program a sequence, head and BV columns, over the chunks of the sequence from from_chunk[n] to to_chunk[n].
 
     S [N, H, K, DK, DV], or [2, N, H, K, DK, DV] with ``half``: the states at the first chunk's start, then those after
     the last. ``width`` is DK, as a number that is not known before, which keeps loops from being unrolled. Outputs are
-    written if there is ``o``, and contain ``recent`` [tokens, H, DV], what is read of tokens. ``moved`` are the keys of
-    rows. If there is ``kept``, the states at the start of chunk c are kept as number keep[c], and the Y_j written.
+    written if there is ``o``, and contain ``recent`` [tokens, H, DV], what is read of tokens. ``folded`` and the tables
+    before it are of delta_rows.py; SLOTS is a power of two. If there is ``kept``, the states at the start of chunk c
+    are kept as number keep[c], and the Y_j written.
     """
     tiles: tl.constexpr = tl.cdiv(DV, BV)
     n, h = tl.program_id(0) // tiles // H, tl.program_id(0) // tiles % H
@@ -110,11 +134,10 @@ def delta_walk(
     v += h * DV
     queries += h * DK
     keys += h * DK
-    origin = tl.load(offset + n)
     if G is not None:
         G += h
-    if moved is not None:
-        moved += h * DK
+    if p is not None:
+        p += h
     for c in range(tl.load(from_chunk + n), tl.load(to_chunk + n)):
         token, inside = tokens_of(first, stop, c, C)
         e, E, to_end = decays(G, H, token, inside, C)
@@ -132,7 +155,7 @@ def delta_walk(
             share = share_of(shares, here.to(tl.int64) * K + j, at, since, places, plan + j, C)
             Y = v_.to(tl.float32) * (to_end * share)[:, None]
             for state in range(i, i_end):
-                read, met = tl.zeros([C, BV], tl.float32), tl.zeros([C, BV], tl.float32)
+                read, along = tl.zeros([C, BV], tl.float32), tl.zeros([C, BV], tl.float32)
                 for d in range(0, width, BK):
                     row = d + tl.arange(0, BK)
                     S_ = matrix(S, held + state, row, column, DK, DV, True)
@@ -140,14 +163,14 @@ def delta_walk(
                         put_matrix(kept, number + state, row, column, DK, DV, rounded(S_, kept.dtype.element_ty))
                     S_ = rounded(S_, FACTOR)
                     k_ = rows(k, k_stride, token, inside, row, DK, C)
-                    met += product(k_.to(FACTOR), S_, PRECISION)
+                    along += product(k_.to(FACTOR), S_, PRECISION)
                     if o is not None:
                         read += product(rows(queries, H * DK, token, inside, row, DK, C), S_, PRECISION)
-                Y -= met * E
+                Y -= along * E
                 if o is not None:
                     if weight is not None:
                         w = row_of_weight(rank, plan + state, state)
-                        read *= tl.load(weight + (here.to(tl.int64) * (K + C) + w) * C + at)[:, None]
+                        read *= tl.load(weight + (here.to(tl.int64) * (states + C) + w) * C + at)[:, None]
                     past += read
             Y = rounded(Y, FACTOR)
             if kept is not None:
@@ -158,17 +181,20 @@ def delta_walk(
                 X = sum_of(S, held, i, i_end, row, column, DK, DV, BK, BV) * E
                 h_ = rows(keys, H * DK, token, inside, row, DK, C)
                 put_matrix(S, made + j, row, column, DK, DV, X + product(tl.trans(h_), Y, PRECISION))
-            if moved is not None:
-                new = next_list * K + j
-                start, now = tl.load(begin + new), token - origin
-                for state in range(i, i_end + 1):  # rows before each heir, and behind the last
-                    upto = tl.minimum(tl.load(begin + plan + state, mask=state < i_end, other=tl.load(end + new)), now)
-                    if start < upto:
-                        tl.debug_barrier()
-                    fold(S, made + j, moved, v, v_stride, origin, start, upto, column, width,
-                         H, DK, DV, C, BK, BV, FACTOR, PRECISION)  # fmt: skip
-                    start = tl.load(end + plan + state, mask=state < i_end, other=0)
             i = i_end
+        if folded is not None:
+            row_of_slots = (tl.load(keep + c) * H + h).to(tl.int64) * slots
+            slot = tl.arange(0, SLOTS)
+            many = tl.load(met + here)
+            falling = tl.load(falls + row_of_slots + slot, mask=slot < many, other=0)
+            if tl.max(falling, 0) > 0:
+                tl.debug_barrier()
+                for each in range(many):
+                    slot_ = row_of_slots + each
+                    if tl.load(falls + slot_) > 0:
+                        fold(S, made, v, p, first, stop, tiles_met, falls, into, folded, slot_,
+                             tl.load(tiles_met + slot_), column, width, v_stride,
+                             H, DK, DV, C, BK, BV, FACTOR, PRECISION)  # fmt: skip
         if o is not None:
             place = (token.to(tl.int64) * H + h) * DV + at[:, None] * (H * DV) + column[None, :]
             there = inside[:, None] & (column < DV)[None, :]
@@ -178,18 +204,13 @@ def delta_walk(
 
 
 def walk(
-    x: Operation, weight: Tensor | None, shares: Tensor | None, S: Tensor, span: Span, moved: Tensor | None,
-    o: Tensor | None = None, recent: Tensor | None = None,
-    keep: Tensor | None = None, kept: Tensor | None = None, written: Tensor | None = None,
+    x: Operation, S: Tensor, piece: Piece, room: dict[str, Tensor],
+    o: Tensor | None = None, recent: Tensor | None = None, kept: dict[str, Tensor] | None = None,
 ) -> Tensor:  # fmt: skip
-    """The states [N, H, K, dk, dv] behind a span, of those before it; see ``delta_walk``.
-
-    weight [chunks, H, K + CHUNK, CHUNK], shares [chunks, H, K, CHUNK]; None: all are one.
-    """
+    """The states [N, H, K, dk, dv] behind a piece, of those before it; see ``delta_walk``."""
     S = x.runs.lists(S)
-    (N, H, _, dk, dv), (arguments, c) = x.shape, x.arguments("delta_walk")
-    arguments |= {"weight": weight, "shares": shares, "S": S, "moved": moved, "o": o, "recent": recent, "width": dk}
-    arguments |= {"keep": keep, "kept": kept, "written": written, "from_chunk": span.begin, "to_chunk": span.until}
-    arguments = {name: arguments[name] for name in delta_walk.arg_names}
-    launch(delta_walk, (N * H * triton.cdiv(dv, arguments["BV"]),), arguments, c)
-    return x.runs.list_at(span.until, S, x.tiles)
+    N, H, _, dk, _ = x.shape
+    given: dict[str, Any] = {"S": S, "o": o, "recent": recent, "width": dk, **vars(piece), **room, **(kept or {})}
+    given |= {"SLOTS": 1, "slots": 0} if x.rows is None else {"SLOTS": triton.next_power_of_2(x.rows.slots)}
+    x.launch(delta_walk, (N * H,), given, "BV")
+    return x.runs.list_at(piece.to_chunk, S, x.tiles)
