@@ -219,12 +219,16 @@ def test_without_a_gpu() -> None:
     refused = Checked("attend", Case(), refused="backend='triton' cannot")
     found = gpu.without_gpu(None, lambda: [right, refused], lambda: [a_kernel()])
     last = found.text.splitlines()[-1]
-    assert last == "verdict: the kernels are right (1 checks hold, 0 do not, 1 are refused)"
+    assert (
+        last
+        == found.figures["verdict"]
+        == "verdict in Triton's interpreter: the kernels are right (1 checks hold, 0 do not, 1 are refused)"
+    )
     assert found.code == 0 and "  attend: backend='triton' cannot" in found.text
     assert json.dumps(found.figures, allow_nan=False) and any("no" in note for note in found.notes)
     found = gpu.without_gpu(None, lambda: [right, wrong], lambda: [a_kernel()])
     assert found.code == 1 and "dynamic g beta token chronological" in found.text
-    assert "verdict: KERNELS ARE WRONG (1 checks hold, 1 do not, 0 are refused)" in found.text
+    assert "interpreter: KERNELS ARE WRONG (1 checks hold, 1 do not, 0 are refused)" in found.text
     found = gpu.without_gpu(None, lambda: [right], lambda: [a_kernel("step spills")])
     assert found.code == 1 and "BUT SOME TAKE TOO MUCH OF A GPU" in found.text and "\nstep spills\n" in found.text
     found = gpu.without_gpu(None, lambda: [refused], lambda: [a_kernel()])
@@ -281,7 +285,9 @@ def test_with_one(cached: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     wrong[0] = 1e-2
     found = gpu.run(efficiency=False)
     assert "efficiency" not in found.figures
-    assert found.code == 1 and "KERNELS ARE WRONG (2 checks hold, 2 do not, 0 are refused)" in found.text
+    assert (
+        found.code == 1 and "verdict on a GPU: KERNELS ARE WRONG (2 checks hold, 2 do not, 0 are refused)" in found.text
+    )
 
 
 @pytest.mark.slow

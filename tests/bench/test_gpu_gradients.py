@@ -67,6 +67,23 @@ def test_one_wrong_gradient_is_found(name: str, monkeypatch: pytest.MonkeyPatch)
         assert told.code == 1 and "KERNELS ARE WRONG" in told.text
 
 
+def test_what_varies_from_call_to_call_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By less than any error that is allowed: two programs of a GPU may have written to one place."""
+    twice, run, calls = replace(SMALL, twice=True), gpu_cases.OPERATORS["single"], [0]
+    assert trained(Case("single"), twice, "chunked").holds
+
+    def off(*, backend: str = "auto", **given: Any) -> Any:
+        calls[0] += 1
+        given["k"] = Off.apply(given["k"], 1e-6 * (calls[0] == 2))
+        return run(backend=backend, **given)
+
+    monkeypatch.setitem(gpu_cases.OPERATORS, "single", off)
+    found = trained(Case("single"), twice, "chunked")
+    assert found.error < found.bound and not found.holds and found.failed == "a second call gives other bits: k"
+    assert "a second call gives other bits: k" in as_text({"machine": {}}, [found])
+    assert Checked.of(found.figures()) == found
+
+
 def test_halves_pass() -> None:
     found = trained(Case(), SMALL, "chunked", dtype=torch.bfloat16)
     assert found.holds and found.dtype == "bfloat16" and not replace(found, bound=1e-5).holds
@@ -143,6 +160,6 @@ def test_text_has_the_worst_of_each_tensor() -> None:
     worst = ["8.0e-07", "2.0e-07", "3.0e-07", "4.0e-07", "5.0e-07", "6.0e-07", "–", "–"]
     assert rows[1] == ["dynamic", "float32", *worst, "1.0e-04"]
     assert rows[2][:5] == ["single,delta", "steps", "float32", "1.0e-07", "2.0e-07"] and rows[2][5] == "inf"
-    assert lines[-1] == "verdict: KERNELS ARE WRONG (2 checks hold, 1 do not, 1 are refused)"
+    assert lines[-1] == "verdict on a GPU: KERNELS ARE WRONG (2 checks hold, 1 do not, 1 are refused)"
     counts = next(line.split() for line in lines if line.startswith("gradients "))
     assert counts == ["gradients", "float32", "2", "1", "1", "inf", "1.0e-04"]

@@ -89,6 +89,7 @@ def test_what_is_timed(shape: Any) -> None:
     rows = measured(shape, "cpu", 1, peak=lambda call: call() and 10**6)
     assert [row["call"] for row in rows] == NAMES and {row["shape"] for row in rows} == {shape.name}
     assert all(row["ms"] > 0 and row["peak bytes"] == 10**6 and row["to one state"]["all"] > 0 for row in rows)
+    assert [row["decide ms"] is None for row in rows] == [True, True, False, False, True]
     assert [row["by"].partition(":")[0] for row in rows] == ["attend", "attend", "decide", "decide", ""]
     assert json.dumps(rows, allow_nan=False)
 
@@ -106,7 +107,7 @@ def test_shown() -> None:
             timed("broken", Step(lambda: 1 / 0, lambda made: torch.ones(1), []), 1, clock)]  # fmt: skip
     training = [{"shape": "a layer", **row} for row in compared(rows)]
     one, broken = shown(training)
-    assert list(one) == list(broken) and one["peak MB"] == 3 and one["all x"] == 1 and broken["ms"] is None
+    assert list(one) == list(broken) and one["peak MB"] == 3 and one["all x"] == 1 and broken["all ms"] is None
     lines = as_text({"machine": {}, "training": training}, []).splitlines()
     shape, single = (next(line for line in lines if word in line) for word in ("backward ms", "single"))
     assert shape.index("backward ms") + len("backward ms") == single.index("2.000") + len("2.000")

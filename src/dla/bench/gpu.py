@@ -42,7 +42,7 @@ def run(
     """Check and time the kernels, and draw the paper's efficiency figure; the exit code is 1 if one is wrong.
 
     tune: try a few tile sizes for each kernel first, and keep the fastest on disk. efficiency: run `dla reproduce
-    efficiency` at the paper's scale. rounds: to take medians of. length: tokens of a prefill.
+    efficiency` at the paper's scale. rounds: to take medians of. length: tokens of a sequence.
     """
     if not torch.cuda.is_available():
         return without_gpu(out)
@@ -53,7 +53,7 @@ def run(
         say(f"{dtype}: stages are checked, gradients are next")
         checks += outcomes_of_training(ON_A_GPU, "cuda", dtype)
     found["checks"] = [x.figures() for x in checks]
-    say(verdict(checks))
+    say(verdict(found, checks))
     shapes = [replace(shape, length=length) for shape in PAPER]
     found |= times(shapes, tune, rounds)
     found["training"] = [row for shape in shapes for row in gpu_training.measured(shape, "cuda", rounds)]
@@ -63,6 +63,7 @@ def run(
 
         drawn = draw(scale="paper")
         found["efficiency"], notes = drawn.figures, [drawn.text]
+    found["verdict"] = verdict(found, checks)
     return Found(as_text(found, checks), found, out, notes, code=int(not proven(checks)))
 
 
@@ -91,14 +92,15 @@ def without_gpu(
     checks = list((interpret or interpreted)())
     compiled = list((compile_all or compiled_here)())
     complaints = [x.complaint for x in compiled if x.complaint]
-    found = {
+    found: Figures = {
         "machine": machine(),
         "checks": [x.figures() for x in checks],
         "resources": [x.figures() for x in compiled],
         "complaints": complaints,
     }
+    found["verdict"] = verdict(found, checks)
     taken = "What the kernels take of an A100, at the paper's shapes\n\n" + table([x.row() for x in compiled])
-    text = as_text(found, checks, [taken, "\n".join(complaints) or NO_COMPLAINT])
+    text = as_text(found, checks, [taken, "\n".join(dict.fromkeys(complaints)) or NO_COMPLAINT])
     note = "nothing was run on a GPU: there is none here"
     return Found(text, found, out, [note], code=int(bool(complaints) or not proven(checks)))
 
@@ -144,7 +146,7 @@ def machine() -> Figures:
         properties = torch.cuda.get_device_properties(0)
         found |= {"gpu": properties.name, "capability": f"{properties.major}.{properties.minor}",
                   "sms": properties.multi_processor_count, "cuda": torch.version.cuda}  # fmt: skip
-    return found | {"triton runs": missing() or "yes"}
+    return found | {"triton runs": f"no: {reason}" if (reason := missing()) else "yes"}
 
 
 def ours(name: str) -> bool:

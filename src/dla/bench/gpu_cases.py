@@ -65,6 +65,7 @@ class Sizes:
     width: int = 3
     capacity: int = 4
     prompt: int = 12  # tokens before the first one that is decoded
+    twice: bool = False  # gradients are made once more, which no bit of them may tell
 
 
 def cases() -> Iterator[Case]:

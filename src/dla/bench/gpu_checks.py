@@ -33,13 +33,15 @@ class Checked:
     error: float | None = None
     bound: float = 0.0
     refused: str = ""  # why the backend does not run it
-    failed: str = ""  # what it ended with instead of numbers
+    failed: str = ""  # what else is wrong
     dtype: str = "float32"
     tensors: Mapping[str, float] = field(default_factory=dict)  # the error of each, where several are compared
 
     @property
     def holds(self) -> bool:
-        return bool(self.refused) or (self.error is not None and self.error <= self.bound)
+        if self.failed or self.refused:
+            return not self.failed
+        return self.error is not None and self.error <= self.bound
 
     def figures(self) -> dict[str, Any]:
         """For JSON, which has no infinite numbers."""

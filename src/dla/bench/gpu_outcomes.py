@@ -10,7 +10,7 @@ from dla.bench.gpu_checks import Checked, What, attended, decided, decoded, name
 from dla.bench.gpu_gradients import seen, trained
 from dla.bench.gpu_timing import failure
 
-ON_A_GPU = Sizes(batch=2, length=200, heads=4, key_heads=2, dk=48, dv=80, width=6, capacity=8, prompt=150)
+ON_A_GPU = Sizes(batch=2, length=200, heads=4, key_heads=2, dk=48, dv=80, width=6, capacity=8, prompt=150, twice=True)
 INTERPRETED = Sizes(batch=1, length=24)
 INTERPRETED_GRADIENTS = Sizes(batch=1, length=70, heads=2)  # more than a chunk, and heads that share a key
 

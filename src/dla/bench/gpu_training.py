@@ -103,7 +103,9 @@ def timed(
         most = peak(lambda: phases(step, along, clock))
     except Exception as error:  # as there: one that fails must not end the others
         return {"call": name, "ms": None, "by": f"failed: {failure(error)}"}
-    medians = {f"{phase} ms": statistics.median(x[i] for x in times) * 1e3 for i, phase in enumerate(PHASES)}
+    medians: Figures = {f"{phase} ms": statistics.median(x[i] for x in times) * 1e3 for i, phase in enumerate(PHASES)}
+    if step.decide is nothing:
+        medians["decide ms"] = None
     whole = statistics.median(map(sum, times)) * 1e3
     return {"call": name, **medians, "ms": whole, "peak bytes": most, "by": who(ran)}
 
@@ -129,7 +131,7 @@ def measured(shape: LayerShape, device: str, rounds: int, **how: Any) -> list[Fi
 def shown(rows: Iterable[Figures]) -> Iterator[Figures]:
     """As rows of a table."""
     for row in rows:
-        times = {name: row.get(name) for name in (*(f"{phase} ms" for phase in PHASES), "ms")}
+        times = {**{f"{phase} ms": row.get(f"{phase} ms") for phase in PHASES}, "all ms": row["ms"]}
         to = {f"{name} x": row["to one state"].get(name) for name in ("forward", "backward", "all")}
         peak = row.get("peak bytes")
         yield {"shape": row["shape"], "training": row["call"], **times, **to,
