@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -11,8 +12,10 @@ from typing import Any
 import pytest
 import torch
 
-from dla.bench import gpu, gpu_checks, gpu_timing
-from dla.bench.gpu_checks import Case, Checked, Sizes, attended, cases, decided, decoded, few_cases, outcomes
+from dla.bench import gpu, gpu_cases, gpu_checks, gpu_outcomes, gpu_timing, gpu_training
+from dla.bench.gpu_cases import Case, Sizes, cases, few_cases
+from dla.bench.gpu_checks import Checked, attended, decided, decoded
+from dla.bench.gpu_outcomes import outcomes
 from dla.ops.gpu import configs
 from dla.ops.gpu.launch import launch
 from dla.ops.gpu.shapes import PAPER
@@ -47,7 +50,7 @@ def test_halves_pass() -> None:
 @pytest.mark.parametrize("check", [decoded, attended])
 def test_a_wrong_backend_does_not(check: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Outputs that are off by a little in one number, or not finite."""
-    run = gpu_checks.OPERATORS["single"]
+    run = gpu_cases.OPERATORS["single"]
     for change in (0.01, float("nan")):
 
         def off(*, backend: str = "auto", change: float = change, **given: Any) -> Any:
@@ -56,7 +59,7 @@ def test_a_wrong_backend_does_not(check: Any, monkeypatch: pytest.MonkeyPatch) -
                 o[0, -1, 0, 0] += change * o.abs().max()
             return o, state
 
-        monkeypatch.setitem(gpu_checks.OPERATORS, "single", off)
+        monkeypatch.setitem(gpu_cases.OPERATORS, "single", off)
         assert not check(Case("single"), SMALL, "chunked").holds
 
 
@@ -80,9 +83,11 @@ def test_refusals_are_told_and_errors_raised(monkeypatch: pytest.MonkeyPatch) ->
     def broken(**given: Any) -> Any:
         raise ValueError("shapes do not match")
 
-    monkeypatch.setitem(gpu_checks.OPERATORS, "single", broken)
+    monkeypatch.setitem(gpu_cases.OPERATORS, "single", broken)
     with pytest.raises(ValueError, match="shapes do not match"):
         attended(Case("single"), SMALL, "triton")
+    found = list(outcomes(SMALL, "cpu", of=[Case("single")]))  # there the others are told of too
+    assert [(x.holds, x.refused, x.failed) for x in found] == [(False, "", "ValueError: shapes do not match")] * 2
 
 
 def test_cases_are_all_different() -> None:
@@ -213,21 +218,39 @@ def test_without_a_gpu() -> None:
     right, wrong = Checked("decode", Case(), 1e-7, 1e-5), Checked("decode", Case(beta=True), 0.1, 1e-5)
     refused = Checked("attend", Case(), refused="backend='triton' cannot")
     found = gpu.without_gpu(None, lambda: [right, refused], lambda: [a_kernel()])
-    assert found.code == 0 and "1 checks hold, 0 do not, 1 are refused" in found.text and "cannot" in found.text
+    last = found.text.splitlines()[-1]
+    assert (
+        last
+        == found.figures["verdict"]
+        == "verdict in Triton's interpreter: the kernels are right (1 checks hold, 0 do not, 1 are refused)"
+    )
+    assert found.code == 0 and "  attend: backend='triton' cannot" in found.text
     assert json.dumps(found.figures, allow_nan=False) and any("no" in note for note in found.notes)
     found = gpu.without_gpu(None, lambda: [right, wrong], lambda: [a_kernel()])
     assert found.code == 1 and "dynamic g beta token chronological" in found.text
-    assert gpu.without_gpu(None, lambda: [right], lambda: [a_kernel("step spills")]).code == 1
-    assert gpu.without_gpu(None, lambda: [refused], lambda: [a_kernel()]).code == 1  # nothing is proven by that
+    assert "interpreter: KERNELS ARE WRONG (1 checks hold, 1 do not, 0 are refused)" in found.text
+    found = gpu.without_gpu(None, lambda: [right], lambda: [a_kernel("step spills")])
+    assert found.code == 1 and "BUT SOME TAKE TOO MUCH OF A GPU" in found.text and "\nstep spills\n" in found.text
+    found = gpu.without_gpu(None, lambda: [refused], lambda: [a_kernel()])
+    assert found.code == 1 and "NOTHING IS PROVEN" in found.text
 
 
 def test_with_one(cached: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The way through it, with everything that needs a GPU replaced."""
     asked: list[Any] = []
+    wrong = [1e-7]
 
     def checks(sizes: Sizes, device: str, dtype: torch.dtype) -> list[Checked]:
         asked.append((device, dtype))
         return [Checked("decode", Case(), 1e-7, 1e-5)]
+
+    def training(sizes: Sizes, device: str, dtype: torch.dtype) -> list[Checked]:
+        return [Checked("gradients", Case(soft=True), wrong[0], 1e-4, tensors={"o": 1e-7, "beta": wrong[0]})]
+
+    def measure(shape: Any, device: str, rounds: int) -> list[Any]:
+        return [
+            {"shape": shape.name, "call": "single", "ms": 2.0, "to one state": {"all": 1.5}, "by": "attend: triton"}
+        ]
 
     def make(shape: Any, device: str) -> dict[str, Any]:
         asked.append((shape.name, shape.length))
@@ -240,6 +263,8 @@ def test_with_one(cached: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(gpu, "machine", lambda: {"gpu": "a GPU"})
     monkeypatch.setattr(gpu, "outcomes", checks)
+    monkeypatch.setattr(gpu, "outcomes_of_training", training)
+    monkeypatch.setattr(gpu_training, "measured", measure)
     monkeypatch.setattr(configs, "device_name", lambda: "a GPU")
     monkeypatch.setattr(gpu_timing, "calls", make)
     monkeypatch.setattr(gpu_timing, "tuned", tuned)
@@ -255,4 +280,23 @@ def test_with_one(cached: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert asked[4] == ["Gated DeltaNet 1.3B single: decode", "Mamba-2 780M single: decode"]
     assert "1.000" in found.text and "division by zero" in found.text and "step_one: {'BV': 8}" in found.text
     assert "a GPU" in cached.read_text()
-    assert "efficiency" not in gpu.run(efficiency=False).figures
+    assert [row["shape"] for row in found.figures["training"]] == [shape.name for shape in PAPER]
+    assert "2.000" in found.text and "1.500" in found.text
+    wrong[0] = 1e-2
+    found = gpu.run(efficiency=False)
+    assert "efficiency" not in found.figures
+    assert (
+        found.code == 1 and "verdict on a GPU: KERNELS ARE WRONG (2 checks hold, 2 do not, 0 are refused)" in found.text
+    )
+
+
+@pytest.mark.slow
+def test_in_the_interpreter() -> None:
+    """The cases that a machine without a GPU checks: those of gradients are of every memory, and all hold."""
+    if importlib.util.find_spec("triton") is None:
+        pytest.skip("triton is not installed")
+    found = gpu.interpreted()
+    assert all(x.holds for x in found), [x.row() for x in found if not x.holds]
+    trained = {x.case.kind for x in found if x.stage == "gradients" and not x.refused}
+    assert trained == {case.kind for case in gpu_cases.few_trained_cases()}
+    assert {x.stage for x in found if not x.refused} == set(gpu_outcomes.CHECKS)

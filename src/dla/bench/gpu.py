@@ -19,16 +19,21 @@ from typing import Any
 import torch
 
 from dla import __version__
+from dla.bench import gpu_timing, gpu_training
 from dla.bench.common import Figures, say
-from dla.bench.gpu_checks import ON_A_GPU, OPERATORS, Checked, outcomes
+from dla.bench.gpu_cases import OPERATORS
+from dla.bench.gpu_checks import Checked
+from dla.bench.gpu_outcomes import ON_A_GPU, outcomes, outcomes_of_training
+from dla.bench.gpu_text import as_text, proven, verdict
 from dla.files import read_object, write_whole
 from dla.ops.gpu import configs
 from dla.ops.gpu.runtime import missing
-from dla.ops.gpu.shapes import PAPER
+from dla.ops.gpu.shapes import PAPER, LayerShape
 from dla.report import table
 from dla.report.found import Found
 
 DTYPES = (torch.float32, torch.bfloat16)
+NO_COMPLAINT = "no kernel spills, or takes more than 160 KB of shared memory"
 
 
 def run(
@@ -37,17 +42,34 @@ def run(
     """Check and time the kernels, and draw the paper's efficiency figure; the exit code is 1 if one is wrong.
 
     tune: try a few tile sizes for each kernel first, and keep the fastest on disk. efficiency: run `dla reproduce
-    efficiency` at the paper's scale. rounds: to take medians of. length: tokens of a prefill.
+    efficiency` at the paper's scale. rounds: to take medians of. length: tokens of a sequence.
     """
     if not torch.cuda.is_available():
         return without_gpu(out)
-    from dla.bench import gpu_timing
-
     found: Figures = {"machine": machine()}
-    checks = [x for dtype in DTYPES for x in outcomes(ON_A_GPU, "cuda", dtype)]
+    checks: list[Checked] = []
+    for dtype in DTYPES:
+        checks += outcomes(ON_A_GPU, "cuda", dtype)
+        say(f"{dtype}: stages are checked, gradients are next")
+        checks += outcomes_of_training(ON_A_GPU, "cuda", dtype)
     found["checks"] = [x.figures() for x in checks]
-    say(verdict(checks))
+    say(verdict(found, checks))
     shapes = [replace(shape, length=length) for shape in PAPER]
+    found |= times(shapes, tune, rounds)
+    found["training"] = [row for shape in shapes for row in gpu_training.measured(shape, "cuda", rounds)]
+    notes = []
+    if efficiency:
+        from dla.bench.efficiency import run as draw
+
+        drawn = draw(scale="paper")
+        found["efficiency"], notes = drawn.figures, [drawn.text]
+    found["verdict"] = verdict(found, checks)
+    return Found(as_text(found, checks), found, out, notes, code=int(not proven(checks)))
+
+
+def times(shapes: Sequence[LayerShape], tune: bool, rounds: int) -> Figures:
+    """Of everything that needs no gradients; and what was chosen before, if that is asked for."""
+    found: Figures = {}
     made = {shape.name: gpu_timing.calls(shape, "cuda") for shape in shapes}
     if tune:
         own = {f"{shape} {name}": call for shape, of in made.items() for name, call in of.items() if ours(name)}
@@ -57,13 +79,7 @@ def run(
         for shape, of in made.items()
         for name, call in of.items()
     ]
-    notes = []
-    if efficiency:
-        from dla.bench.efficiency import run as draw
-
-        drawn = draw(scale="paper")
-        found["efficiency"], notes = drawn.figures, [drawn.text]
-    return Found(as_text(found, checks), found, out, notes, code=int(not proven(checks)))
+    return found
 
 
 def without_gpu(
@@ -76,14 +92,15 @@ def without_gpu(
     checks = list((interpret or interpreted)())
     compiled = list((compile_all or compiled_here)())
     complaints = [x.complaint for x in compiled if x.complaint]
-    found = {
+    found: Figures = {
         "machine": machine(),
         "checks": [x.figures() for x in checks],
         "resources": [x.figures() for x in compiled],
         "complaints": complaints,
     }
-    text = as_text(found, checks) + "\n\n" + table([x.row() for x in compiled])
-    text += "\n\n" + ("\n".join(complaints) or "no kernel spills, or takes more than 160 KB of shared memory")
+    found["verdict"] = verdict(found, checks)
+    taken = "What the kernels take of an A100, at the paper's shapes\n\n" + table([x.row() for x in compiled])
+    text = as_text(found, checks, [taken, "\n".join(dict.fromkeys(complaints)) or NO_COMPLAINT])
     note = "nothing was run on a GPU: there is none here"
     return Found(text, found, out, [note], code=int(bool(complaints) or not proven(checks)))
 
@@ -92,7 +109,7 @@ def interpreted() -> list[Checked]:
     """A few cases in a process that interprets."""
     if importlib.util.find_spec("triton") is None:
         raise ImportError("triton is not installed: pip install 'dynamic-linear-attention[gpu]'")
-    command = [sys.executable, "-m", "dla.bench.gpu_checks"]
+    command = [sys.executable, "-m", "dla.bench.gpu_outcomes"]
     environment = {**os.environ, "TRITON_INTERPRET": "1"}
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     if done.returncode:
@@ -129,34 +146,9 @@ def machine() -> Figures:
         properties = torch.cuda.get_device_properties(0)
         found |= {"gpu": properties.name, "capability": f"{properties.major}.{properties.minor}",
                   "sms": properties.multi_processor_count, "cuda": torch.version.cuda}  # fmt: skip
-    return found | {"triton runs": missing() or "yes"}
+    return found | {"triton runs": f"no: {reason}" if (reason := missing()) else "yes"}
 
 
 def ours(name: str) -> bool:
     """Whether a call that is timed runs kernels of this package."""
     return name.partition(":")[0] in OPERATORS
-
-
-def proven(checks: Sequence[Checked]) -> bool:
-    """Whether something was checked, and held."""
-    return all(x.holds for x in checks) and any(not x.refused for x in checks)
-
-
-def verdict(checks: Sequence[Checked]) -> str:
-    """How many checks hold."""
-    wrong, refused = [x for x in checks if not x.holds], sum(bool(x.refused) for x in checks)
-    return f"{len(checks) - len(wrong) - refused} checks hold, {len(wrong)} do not, {refused} are refused"
-
-
-def as_text(found: Figures, checks: Sequence[Checked]) -> str:
-    """One text to paste: the machine, what does not hold and what is refused, the times."""
-    parts = [", ".join(f"{name} {value}" for name, value in found["machine"].items()), verdict(checks)]
-    if wrong := [x.row() for x in checks if not x.holds]:
-        parts.append(table(wrong))
-    if reasons := dict.fromkeys(f"{x.stage}: {x.refused}" for x in checks if x.refused):
-        parts.append("refused:\n" + "\n".join(f"  {reason}" for reason in reasons))
-    if times := found.get("times"):
-        parts.append(table([{**x, "ms": "" if x["ms"] is None else f"{x['ms']:.3f}"} for x in times]))
-    if chosen := found.get("tuned"):
-        parts.append("faster than the table:\n" + "\n".join(f"  {name}: {own}" for name, own in chosen.items()))
-    return "\n\n".join(parts)

@@ -43,7 +43,7 @@ class Compiled:
         of = {"shape": self.of.shape, "memory": self.of.memory, "stage": self.of.stage, "kernel": self.name}
         return {**of, "grid": list(self.of.launch.grid), "architecture": self.architecture, **asdict(self.takes)}
 
-    def row(self) -> dict[str, str]:
+    def row(self) -> dict[str, str | int]:
         """Of a table."""
         return {
             "kernel": self.name,
@@ -51,11 +51,11 @@ class Compiled:
             "shape": self.of.shape,
             "GPU": ARCHITECTURES.get(self.architecture, f"sm_{self.architecture}"),
             "programs": " x ".join(str(n) for n in self.of.launch.grid if n != 1),
-            "warps": str(self.takes.warps),
-            "registers": str(self.takes.registers),
-            "spilled bytes": str(self.takes.spills),
-            "shared KB": f"{self.takes.shared / 1024:.1f}",
-            "at once on an SM": str(self.takes.programs(self.architecture)),
+            "warps": self.takes.warps,
+            "registers": self.takes.registers,
+            "spilled bytes": self.takes.spills,
+            "shared KB": f"{self.takes.shared / 1024:9.1f}",
+            "at once on an SM": self.takes.programs(self.architecture),
         }
 
 

@@ -2,7 +2,7 @@
 
 import importlib
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dla.bench.common import Figures, say
-from dla.bench.gpu_checks import OPERATORS
+from dla.bench.gpu_cases import OPERATORS, deciding
 from dla.bench.timing import now
 from dla.inspect.streams import correlated
 from dla.ops import backends, segment
@@ -29,32 +29,36 @@ WIDE = ("lam", "g", "beta")  # never halves
 
 def calls(shape: LayerShape, device: str) -> dict[str, Call]:
     """Everything that is timed at a shape, by name: prefill, its two stages, a decoding step, and others' kernels."""
+    x = operands(shape, device)
+    plain = {name: each for name, each in x.items() if name != "lam"}
+    made: dict[str, Call] = {}
+    for memory, run in OPERATORS.items():
+        given = plain if memory == "single" else x
+        options: dict[str, Any] = {"capacity": shape.capacity} if memory == "dynamic" else {}
+        made[f"{memory}: prefill"] = partial(run, **given, **options)
+        if memory == "dynamic":
+            made["dynamic: decide"] = partial(segment, **deciding(x), **options)
+            made["dynamic: attend"] = attending(run, given, options)
+        made[f"{memory}: decode"] = decoding(run, given, options)
+    return {**made, "sdpa": softmax(x), **others(x, shape)}
+
+
+def operands(shape: LayerShape, device: str) -> dict[str, Tensor]:
+    """A layer's inputs, by their names."""
     s = correlated(0, length=shape.length, heads=shape.heads, key_heads=shape.key_heads, dk=shape.dk, dv=shape.dv,
                    lam_width=shape.capacity, beta=shape.beta)  # fmt: skip
     names = ("q", "k", "v", "lam", "g", "beta")
     given = {name: x for name in names if (x := getattr(s, name)) is not None}
-    x = {name: each.to(device, torch.float32 if name in WIDE else shape.dtype) for name, each in given.items()}
-    plain = {name: each for name, each in x.items() if name != "lam"}
-    deciding = {name: x[name] for name in ("k", "v", "g", "beta") if name in x}
-    made: dict[str, Call] = {}
-    for memory, run in OPERATORS.items():
-        operands = plain if memory == "single" else x
-        options: dict[str, Any] = {"capacity": shape.capacity} if memory == "dynamic" else {}
-        made[f"{memory}: prefill"] = partial(run, **operands, **options)
-        if memory == "dynamic":
-            made["dynamic: decide"] = partial(segment, **deciding, **options)
-            made["dynamic: attend"] = attending(run, operands, deciding, options)
-        made[f"{memory}: decode"] = decoding(run, operands, options)
-    return {**made, "sdpa": softmax(x), **others(x, shape)}
+    return {name: each.to(device, torch.float32 if name in WIDE else shape.dtype) for name, each in given.items()}
 
 
-def attending(run: Any, x: Mapping[str, Tensor], deciding: Any, options: Any) -> Call:
+def attending(run: Any, x: Mapping[str, Tensor], options: Any) -> Call:
     """The second stage: decisions are made once, before the first call."""
     kept: list[Any] = []
 
     def call() -> object:
         if not kept:
-            kept.append(segment(**deciding, **options))
+            kept.append(segment(**deciding(x), **options))
         return run(**x, **options, segmentation=kept[0])
 
     return call
@@ -74,7 +78,7 @@ def decoding(run: Any, x: Mapping[str, Tensor], options: Any) -> Call:
     return call
 
 
-def softmax(x: Mapping[str, Tensor]) -> Call:
+def softmax(x: Mapping[str, Tensor]) -> partial[Tensor]:
     """Causal attention of the same heads, all of the keys' width: it is fast with one width alone."""
     q, k, v = (x[name].transpose(1, 2) for name in ("q", "k", "v"))
     heads, width = v.shape[1], k.shape[3]
@@ -126,8 +130,18 @@ def timed(name: str, call: Call, rounds: int, clock: Clock = now) -> Figures:
                 call()
             taken = seconds(call, rounds, clock)
     except Exception as error:  # one that fails must not end the others; what it was is told
-        return {"call": name, "ms": None, "by": f"failed: {' '.join(str(error).split())[:120]}"}
-    return {"call": name, "ms": taken * 1e3, "by": ", ".join(dict.fromkeys(f"{x.stage}: {x.backend}" for x in ran))}
+        return {"call": name, "ms": None, "by": f"failed: {failure(error)}"}
+    return {"call": name, "ms": taken * 1e3, "by": who(ran)}
+
+
+def failure(error: Exception) -> str:
+    """In a few words."""
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:120]}"
+
+
+def who(ran: Iterable[backends.Ran]) -> str:
+    """Who ran each stage, without repetitions."""
+    return ", ".join(dict.fromkeys(f"{x.stage}: {x.backend}" for x in ran))
 
 
 def tuned(calls: Mapping[str, Call], measure: Callable[[Call], float]) -> dict[str, Config]:

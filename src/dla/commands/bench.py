@@ -88,7 +88,7 @@ def gpu(parser: ArgumentParser) -> str:
     parser.add_argument("--tune", action="store_true", help="try a few tile sizes for each kernel and keep the fastest")
     parser.add_argument("--no-efficiency", dest="efficiency", action="store_false", help="leave the paper's figure out")
     parser.add_argument("--rounds", type=int, default=20, help="to take medians of (%(default)s)")
-    parser.add_argument("--length", type=int, default=16384, metavar="T", help="tokens of a prefill (%(default)s)")
+    parser.add_argument("--length", type=int, default=16384, metavar="T", help="tokens of a sequence (%(default)s)")
     _figures(parser, "dla.bench.gpu")
     return "dla bench gpu --tune"
 

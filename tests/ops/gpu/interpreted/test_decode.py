@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from dla.bench import gpu_checks
-from dla.bench.gpu_checks import Case, Sizes, both, call, cases, decoded, few_cases, inputs, tokens
+from dla.bench.gpu_cases import Case, Inputs, Sizes, both, call, cases, few_cases, inputs, tokens
+from dla.bench.gpu_checks import decoded, difference
 from dla.ops import segment
 from dla.ops.state import DynamicState, load_state
 from dla.ops.state.slots import Slots
@@ -65,15 +65,15 @@ def test_halves(dtype: torch.dtype) -> None:
     check(Case("dynamic", routed=True), replace(SIZES, length=20, batch=1), dtype=dtype)
 
 
-def step(case: Case, x: gpu_checks.Inputs, state: Any, t: int, **options: Any) -> tuple[torch.Tensor, Any]:
+def step(case: Case, x: Inputs, state: Any, t: int, **options: Any) -> tuple[torch.Tensor, Any]:
     return call(case, tokens(x, t, t + 1), SIZES, initial_state=state, **{"backend": "triton", **options})
 
 
-def run(case: Case, x: gpu_checks.Inputs, state: Any, start: int, end: int, **options: Any) -> torch.Tensor:
+def run(case: Case, x: Inputs, state: Any, start: int, end: int, **options: Any) -> torch.Tensor:
     return torch.cat([step(case, x, state, t, inplace=True, **options)[0] for t in range(start, end)], 1)
 
 
-def prompted(case: Case, seed: int = 0) -> tuple[gpu_checks.Inputs, torch.Tensor, Any]:
+def prompted(case: Case, seed: int = 0) -> tuple[Inputs, torch.Tensor, Any]:
     """Inputs, the outputs of the reference, and the state after some tokens."""
     x, exact = both(case, SIZES, torch.float32, "cpu", seed)
     expected, _ = call(case, exact, SIZES, backend="reference")
@@ -81,7 +81,7 @@ def prompted(case: Case, seed: int = 0) -> tuple[gpu_checks.Inputs, torch.Tensor
 
 
 def assert_close(found: torch.Tensor, expected: torch.Tensor) -> None:
-    assert gpu_checks.difference(found, expected) <= 2e-5
+    assert difference(found, expected) <= 2e-5
 
 
 @pytest.mark.parametrize("memory", ["single", "log_linear", "dynamic"])
