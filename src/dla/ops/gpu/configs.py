@@ -20,7 +20,7 @@ Config = dict[str, Any]
 
 # BK, BV: the longest tiles of dk and dv; narrower widths take the next power of two. BX: keys at a time, BH: heads, BS:
 # states or spans, BC: chunks. held: tiles of a matrix that stays in registers, if it has at most so many ``numbers``.
-# registers: most that a thread may have.
+# BR: of a tile. registers: most that a thread may have.
 TABLE: dict[str, Config] = {
     "candidates": {"warps": 4, "stages": 1, "BK": 64, "BV": 64},
     "carry": {"warps": 8, "stages": 1, "BK": 64, "BV": 32, "held": (128, 16), "numbers": 8192},
@@ -62,15 +62,17 @@ TABLE: dict[str, Config] = {
     "delta_slots": {"warps": 4, "stages": 1, "BS": 32},
     "delta_gather": {"warps": 4, "stages": 1, "BS": 32},
     "delta_scatter": {"warps": 4, "stages": 1, "BS": 32},
-    "delta_rows": {"warps": 8, "stages": 1, "BK": 256, "BV": 64},
+    "delta_rows": {"warps": 4, "stages": 1, "BR": 32},
     "row_lives": {"warps": 1, "stages": 1},
-    "delta_met": {"warps": 8, "stages": 1, "BK": 64, "BV": 64},
+    "row_plan": {"warps": 4, "stages": 1},
+    "row_products": {"warps": 8, "stages": 1, "BK": 64},
+    "delta_met": {"warps": 8, "stages": 1, "BK": 128, "BV": 64},
     "delta_unfold": {"warps": 8, "stages": 1, "BK": 64, "BV": 64},
-    "delta_rows_back": {"warps": 8, "stages": 1, "BK": 256, "BV": 64},
+    "delta_rows_back": {"warps": 8, "stages": 1, "BR": 32},
     "delta_row_reads": {"warps": 8, "stages": 1, "BK": 32, "BV": 64},
-    "delta_row_values": {"warps": 8, "stages": 1, "BK": 32, "BV": 64},
+    "delta_row_values": {"warps": 8, "stages": 1, "BK": 16, "BV": 64},
     "delta_recent": {"warps": 4, "stages": 1, "BK": 64, "BV": 64},
-    "delta_walk": {"warps": 4, "stages": 1, "BK": 64, "BV": 32},
+    "delta_walk": {"warps": 4, "stages": 2, "BK": 64, "BV": 32},
     "delta_back": {"warps": 8, "stages": 1, "BK": 64, "BV": 32},
     "delta_reads": {"warps": 8, "stages": 1, "BK": 32, "BV": 32},
     "delta_shares": {"warps": 4, "stages": 1, "BK": 32, "BV": 32},

@@ -17,9 +17,9 @@ import triton.language as tl
 
 from dla.ops.gpu.delta_operation import Operation
 from dla.ops.gpu.delta_pieces import Piece
-from dla.ops.gpu.delta_rows import addresses_of, keys_at, lists_at, members, parts_of, square_at, weights_at
+from dla.ops.gpu.delta_row_plan import keys_at, lists_at, members, parts_of, rows_at, square_at, weights_at
 from dla.ops.gpu.delta_walk import decays, share_in
-from dla.ops.gpu.language import matrix, per_head, product, rounded, rows, tokens_of
+from dla.ops.gpu.language import matrix, product, rounded, rows, tokens_of
 
 
 @triton.jit(do_not_specialize=["states", "slots", "scale"])
@@ -32,7 +32,6 @@ def delta_met(
     """By slot d_products [C, C], and with the soft gate d_parts [C]; the rows of states of d_weight."""
     c, h, at = tl.load(chunk + tl.program_id(0)), tl.program_id(1), tl.arange(0, C)
     token, inside = tokens_of(first, stop, c, C)
-    origin = tl.load(offset + tl.load(sequence + c))
     if G is not None:
         G += h
     if p is not None:
@@ -47,14 +46,11 @@ def delta_met(
     for each in range(tl.load(met + view)):
         slot = row + each
         token_b, inside_b = tokens_of(first, stop, tl.load(tiles_met + slot), C)
-        early, late = addresses_of(following, H, token_b, token_b - origin + at, inside_b, C)
-        share = early.to(tl.float32)
-        if p is not None:
-            share = per_head(p, H, token_b, inside_b, 0.0, C)
+        early, late, share = rows_at(p, following, tiles_met + slot, first, stop, offset, sequence, c, H, C)
         read, d_A = tl.zeros([C, C], tl.float32), tl.zeros([C, C], tl.float32)
         for d in range(0, DK, BK):
             column = d + tl.arange(0, BK)
-            k_ = tl.load(kept_keys + keys_at(slot, column, DK, C), mask=(column < DK)[None, :], other=0.0)
+            k_ = tl.load(kept_keys + keys_at(slot, at, column, DK, C), mask=(column < DK)[None, :], other=0.0)
             q_ = rows(queries + h * DK, H * DK, token, inside, column, DK, C)
             read += product(q_, tl.trans(k_), PRECISION)
         for d in range(0, DV, BV):
@@ -98,7 +94,7 @@ def delta_unfold(
             table, d_part = into + slot * (2 * C), tl.zeros([C], tl.float32)
             for d in range(0, DK, BK):
                 column = d + tl.arange(0, BK)
-                place, wide = keys_at(slot, column, DK, C), (column < DK)[None, :]
+                place, wide = keys_at(slot, at, column, DK, C), (column < DK)[None, :]
                 k_ = tl.load(folded + place, mask=wide, other=0.0).to(tl.float32)
                 d_k = tl.zeros([C, BK], tl.float32)
                 for j in range(tl.load(count + tl.load(after + c) * H + h)):

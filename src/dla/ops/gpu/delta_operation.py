@@ -9,11 +9,10 @@ from triton import cdiv, next_power_of_2
 from dla.ops.gpu.configs import config
 from dla.ops.gpu.delta_chunks import ChunkMatrices
 from dla.ops.gpu.delta_plan import Runs
-from dla.ops.gpu.language import arithmetic, tile
+from dla.ops.gpu.delta_row_plan import LEAST_PLACES
+from dla.ops.gpu.language import LEAST_TILE, arithmetic, tile
 from dla.ops.gpu.launch import launch
 from dla.ops.gpu.tiles import CHUNK, Tiles
-
-LEAST_PLACES = 16  # of a list of states, in kernels
 
 
 @dataclass(frozen=True)
@@ -73,7 +72,14 @@ class Operation:
         arguments |= {"P": self.made.P, **vars(self.runs), **self.where()}
         arguments |= {"weight": self.weight, "shares": self.shares, "p": self.p, "states": self.all_states}
         arguments |= {"K": K, "scale": self.scale, "H": H, "GROUP": H // self.k.shape[1], "HEADS": self.runs.heads}
-        arguments |= {"DK": dk, "DV": dv, "C": CHUNK, "BK": tile(dk, c["BK"]), "BV": tile(dv, c["BV"])}
+        arguments |= {
+            "DK": dk,
+            "DV": dv,
+            "C": CHUNK,
+            "BK": tile(dk, c.get("BK", LEAST_TILE)),
+            "BV": tile(dv, c.get("BV", LEAST_TILE)),
+            "BR": c.get("BR", CHUNK),
+        }
         arguments |= {"DP": max(LEAST_PLACES, next_power_of_2(K))}
         if self.rows is not None:
             arguments |= self.rows.arguments()
@@ -86,10 +92,11 @@ class Operation:
     def launch(self, kernel: Any, grid: tuple[int, ...], given: dict[str, Any], sizes: str = "") -> None:
         """A kernel with the arguments that it has of these and of those given; None of what there is nowhere.
 
-        The grid's first number is taken as often as there are tiles of what ``sizes`` says: "BK" of dk, "BV" of dv.
+        The grid's first number is taken as often as there are tiles of what ``sizes`` says: "BK" of dk, "BV" of dv,
+        "BR" of a chunk's rows.
         """
         arguments, c = self.arguments(kernel.__name__)
         arguments |= given
-        width = {"BK": "DK", "BV": "DV"}
+        width = {"BK": "DK", "BV": "DV", "BR": "C"}
         tiles = cdiv(arguments[width[sizes]], arguments[sizes]) if sizes else 1
         launch(kernel, (grid[0] * tiles, *grid[1:]), {name: arguments.get(name) for name in kernel.arg_names}, c)

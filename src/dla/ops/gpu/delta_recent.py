@@ -6,7 +6,7 @@ from torch import Tensor
 
 from dla.ops.gpu.delta_operation import Operation
 from dla.ops.gpu.delta_pieces import Piece
-from dla.ops.gpu.delta_rows import square_at
+from dla.ops.gpu.delta_row_plan import square_at
 from dla.ops.gpu.language import per_head, product, rounded, rows, tokens_of
 
 

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from dla.ops.gpu.delta_operation import Rows
 from dla.ops.gpu.delta_plan import BEHIND, Runs, next_of, ranks, times
-from dla.ops.gpu.delta_rows import lives_of
+from dla.ops.gpu.delta_row_plan import lives_of
 from dla.ops.gpu.starts import Starts
 from dla.ops.gpu.tiles import CHUNK, Tiles
 from dla.ops.problem import Layout
