@@ -47,12 +47,14 @@ class Content:
     rate: float  # of boundaries
     runs: float  # of whole chunks, read as differences of prefixes, per chunk of queries
     tiles: float  # of tokens, read as tokens, per chunk of queries
+    matrices: float  # with delta steps: states that are matrices (benchmarks/gpu_rows.py)
+    rows: float  # with delta steps: tiles of other states' tokens
 
 
 DYNAMIC = (
-    Content("every token a boundary", 1.0, 7, 6),
-    Content("correlated", 0.1, 8, 7),
-    Content("slow drift", 0.1, 28, 27),
+    Content("every token a boundary", 1.0, 7, 6, matrices=2.6, rows=8.4),
+    Content("correlated", 0.1, 8, 7, matrices=3.5, rows=12.0),
+    Content("slow drift", 0.1, 28, 27, matrices=3.8, rows=20.9),
 )
 
 

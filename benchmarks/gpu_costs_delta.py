@@ -1,8 +1,8 @@
-"""The cost model's stages with delta steps, forward and backward: every state is a matrix that goes through chunks."""
+"""The cost model's stages with delta steps, forward and backward: matrices that go through chunks, and rows."""
 
 from collections.abc import Iterator
 
-from benchmarks.gpu_costs import CHUNK, DYNAMIC, WAIT, Layer, Work, merges, product, routing
+from benchmarks.gpu_costs import CHUNK, DYNAMIC, WAIT, Content, Layer, Work, merges, product, routing
 from dla.ops.gpu.configs import TABLE
 
 SQUARE = product(CHUNK, CHUNK, CHUNK)
@@ -14,8 +14,8 @@ def prefill(layer: Layer) -> Iterator[tuple[str, list[Work]]]:
     yield "log_linear", [chunk_matrices(layer), walk(layer, layer.levels)]
     for content in DYNAMIC:
         deciding = [candidates(layer), settle(layer), merges(layer, content)]
-        reading = [chunk_matrices(layer), walk(layer, layer.shape.capacity), routing(layer, content)]
-        yield f"dynamic, {content.name}", [*deciding, *reading]
+        reading = [chunk_matrices(layer), rows(layer, content.rows), walk(layer, content.matrices)]
+        yield f"dynamic, {content.name}", [*deciding, *reading, routing(layer, content)]
 
 
 def candidates(layer: Layer) -> Work:
@@ -56,7 +56,30 @@ def walk(layer: Layer, n: float, outputs: bool = True, stage: str = "walk") -> W
                 programs=s.heads * tiles, steps=layer.chunks, cycles=WAIT * max(1, n / 4))  # fmt: skip
 
 
-def gradients(layer: Layer, n: float) -> list[Work]:
+def rows(layer: Layer, tiles: float, products: bool = True, stage: str = "rows") -> Work:
+    """Keys of so many tiles through every chunk, two products each; what queries read of them, two more."""
+    s = layer.shape
+    key = product(CHUNK, s.dk, CHUNK)
+    each = 2 * key + (key + product(CHUNK, CHUNK, s.dv)) * products
+    kept = 2 * CHUNK * s.dk + (2 * CHUNK * s.dk + 4 * CHUNK * CHUNK) * products  # bytes written and read
+    return Work(stage, half=layer.tiles * tiles * each, hbm=layer.tiles * tiles * kept, launches=3,
+                l2=layer.tiles * tiles * (4 * 2 * CHUNK * s.dk + 2 * CHUNK * s.dv),
+                programs=s.heads * tiles * CHUNK / TABLE["delta_rows"]["BR"], steps=layer.chunks,
+                cycles=WAIT)  # fmt: skip
+
+
+def rows_back(layer: Layer, tiles: float) -> Work:
+    """dS, three products of keys for their gradients, three for those of a chunk's queries and keys, one for values."""
+    s = layer.shape
+    key, value = product(CHUNK, s.dk, CHUNK), product(CHUNK, CHUNK, s.dv)
+    kept = 2 * (6 * CHUNK * s.dk + 8 * CHUNK * CHUNK)  # bytes written and read
+    return Work("rows back", half=layer.tiles * tiles * (7 * key + 2 * value), hbm=layer.tiles * tiles * kept,
+                launches=5, l2=layer.tiles * tiles * (8 * 2 * CHUNK * s.dk + 6 * CHUNK * s.dv),
+                programs=s.heads * tiles * CHUNK / TABLE["delta_rows_back"]["BR"], steps=layer.chunks,
+                cycles=WAIT)  # fmt: skip
+
+
+def gradients(layer: Layer, n: float, tiles: float) -> list[Work]:
     """The walk twice more, for states at the starts of pieces and of chunks; back; then chunk by chunk."""
     s = layer.shape
     kept = 2 * n * (layer.matrix + CHUNK * s.dv)  # bytes a chunk and head, halves
@@ -68,8 +91,14 @@ def gradients(layer: Layer, n: float) -> list[Work]:
                  programs=layer.tiles)  # fmt: skip
     own = 2 * product(CHUNK, CHUNK, s.dv) + 8 * product(CHUNK, s.dk, CHUNK) + 4 * SQUARE
     inside = Work("chunks", half=layer.tiles * own, hbm=3 * layer.input_bytes, launches=5, programs=layer.tiles)
-    return [*again, back, reads, inside]
+    of_rows = [rows(layer, tiles, products=False, stage="rows again"), rows(layer, tiles, stage="rows again"),
+               rows_back(layer, tiles)] if tiles else []  # fmt: skip
+    return [*again, back, reads, inside, *of_rows]
 
 
-def states_of(memory: str, layer: Layer) -> float:
-    return {"single": 1, "log_linear": layer.levels}.get(memory, layer.shape.capacity)
+def states_of(memory: str, layer: Layer) -> tuple[float, float]:
+    """Matrices, and tiles of rows."""
+    content: Content | None = next((x for x in DYNAMIC if memory.endswith(x.name)), None)
+    if content is not None:
+        return content.matrices, content.rows
+    return (1 if memory == "single" else layer.levels), 0

@@ -54,7 +54,7 @@ def gradients(layer: Layer, runs: float, tiles: float, columns: float) -> list[W
 
 def backward(memory: str, layer: Layer) -> list[Work]:
     if layer.shape.beta:
-        return delta.gradients(layer, delta.states_of(memory, layer))
+        return delta.gradients(layer, *delta.states_of(memory, layer))
     if memory == "single":
         return gradients(layer, 1, 0, 0)
     if memory == "log_linear":

@@ -21,7 +21,7 @@ from dla.ops.gpu.delta_pieces import Piece, pieces
 from dla.ops.gpu.delta_plan import Runs
 from dla.ops.gpu.delta_reads import reads_of
 from dla.ops.gpu.delta_recent import recent_of
-from dla.ops.gpu.delta_rows import KEPT, bytes_of, move_rows, room_for
+from dla.ops.gpu.delta_rows import KEPT, bytes_of, move_rows, products_of, room_for
 from dla.ops.gpu.delta_rows_back import rows_back
 from dla.ops.gpu.delta_sums import sums_from
 from dla.ops.gpu.delta_walk import walk
@@ -146,6 +146,7 @@ def through_states(
     while cut:
         piece, (S, keys) = cut.pop(), starts.pop()
         move_rows(x, piece, room, keys)
+        products_of(x, piece, room)
         walk(x, S, piece, plain, kept=kept)
         d_S = walk_back(x, d_S, piece, given)
         reads_of(x, piece, given)

@@ -24,7 +24,7 @@ from dla.ops.problem import Problem
 from dla.ops.state import DynamicState, LinearState, LogLinearState, State
 from dla.ops.state.base import take_rows
 
-LEAST = 320  # tokens of a state that is a matrix
+LEAST = 320  # tokens of a state that is a matrix: benchmarks/gpu_rows.py
 
 
 def attend(problem: Problem, decided: Decided | None) -> tuple[Tensor, State | None]:

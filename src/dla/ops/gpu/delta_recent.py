@@ -7,6 +7,7 @@ from torch import Tensor
 from dla.ops.gpu.delta_operation import Operation
 from dla.ops.gpu.delta_pieces import Piece
 from dla.ops.gpu.delta_row_plan import square_at
+from dla.ops.gpu.delta_rows import products_of
 from dla.ops.gpu.language import per_head, product, rounded, rows, tokens_of
 
 
@@ -60,5 +61,6 @@ def delta_recent(
 
 
 def recent_of(x: Operation, piece: Piece, room: dict[str, Tensor], recent: Tensor) -> None:
-    """See ``delta_recent``, for the chunks of a piece."""
+    """See ``delta_recent``, for the chunks of a piece; the keys of rows are in ``room``."""
+    products_of(x, piece, room)
     x.launch(delta_recent, (len(piece.chunk), x.v.shape[1]), {"recent": recent, **vars(piece), **room}, "BV")

@@ -193,5 +193,10 @@ def move_rows(x: Operation, piece: Piece, room: dict[str, Tensor], carried: Tens
     H = x.v.shape[1]
     x.launch(row_plan, (x.tiles.count, H), given)
     x.launch(delta_rows, (x.tiles.count, H), given | {"BK": tile(x.k.shape[2], 256)}, "BR")
-    x.launch(row_products, (len(piece.chunk), x.rows.slots, H), given)
     return carry
+
+
+def products_of(x: Operation, piece: Piece, room: dict[str, Tensor]) -> None:
+    """What a piece's queries read of the keys that ``move_rows`` kept; see ``row_products``."""
+    if x.rows is not None:
+        x.launch(row_products, (len(piece.chunk), x.rows.slots, x.v.shape[1]), {**vars(piece), **room})
