@@ -1,4 +1,4 @@
-"""Back from what a chunk's queries read of rows, and from the rows that its matrices took in: one program a chunk.
+"""Back from what a chunk's queries read of rows, and from the rows that its matrices took in.
 
 With A = e w Q' k'^T of delta_rows.py, dA = scale dO v^T and M[j, r] how much of row r state j has, so that w[t, r] =
 sum_j W[j, t] M[j, r]:
@@ -24,53 +24,54 @@ from dla.ops.gpu.language import matrix, product, rounded, rows, tokens_of
 
 @triton.jit(do_not_specialize=["states", "slots", "scale"])
 def delta_met(
-    v, queries, weight, G, p, following, d_o, tiles_met, kept_keys, d_products, d_parts, d_weight,
+    v, queries, weight, G, p, following, d_o, tiles_met, kept_keys, d_products, d_parts, d_met,
     row_begin, row_end, met, chunk, keep, first, stop, sequence, offset, v_stride, states, slots, scale,
     H: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr, C: tl.constexpr, KP: tl.constexpr,
     BK: tl.constexpr, BV: tl.constexpr, FACTOR: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """By slot d_products [C, C], and with the soft gate d_parts [C]; the rows of states of d_weight."""
-    c, h, at = tl.load(chunk + tl.program_id(0)), tl.program_id(1), tl.arange(0, C)
+    """One program a chunk, slot and head: d_products [C, C], d_met (dW) [states, C]; with the soft gate d_parts [C].
+
+    d_met is zero where there is no tile.
+    """
+    c, each, h, at = tl.load(chunk + tl.program_id(0)), tl.program_id(1), tl.program_id(2), tl.arange(0, C)
     token, inside = tokens_of(first, stop, c, C)
-    if G is not None:
-        G += h
-    if p is not None:
-        p += h
-        following += h
-    e, _, _ = decays(G, H, token, inside, C)
-    e = tl.where(inside, e, 0.0)
-    view = c * H + h
-    begin, end = lists_at(row_begin, row_end, view, states, KP)
+    view, slot = c * H + h, (tl.load(keep + c) * H + h).to(tl.int64) * slots + each
     d_W = tl.zeros([KP, C], tl.float32)
-    row = (tl.load(keep + c) * H + h).to(tl.int64) * slots
-    for each in range(tl.load(met + view)):
-        slot = row + each
+    if each < tl.load(met + view):
+        if G is not None:
+            G += h
+        if p is not None:
+            p += h
+            following += h
         token_b, inside_b = tokens_of(first, stop, tl.load(tiles_met + slot), C)
-        early, late, share = rows_at(p, following, tiles_met + slot, first, stop, offset, sequence, c, H, C)
-        read, d_A = tl.zeros([C, C], tl.float32), tl.zeros([C, C], tl.float32)
-        for d in range(0, DK, BK):
-            column = d + tl.arange(0, BK)
-            k_ = tl.load(kept_keys + keys_at(slot, at, column, DK, C), mask=(column < DK)[None, :], other=0.0)
-            q_ = rows(queries + h * DK, H * DK, token, inside, column, DK, C)
-            read += product(q_, tl.trans(k_), PRECISION)
+        d_A = tl.zeros([C, C], tl.float32)
         for d in range(0, DV, BV):
             column = d + tl.arange(0, BV)
             v_ = rows(v + h * DV, v_stride, token_b, inside_b, column, DV, C)
             d_o_ = rows(d_o + h * DV, H * DV, token, inside, column, DV, C)
             d_A += product(d_o_.to(v_.dtype), tl.trans(v_), PRECISION)
-        d_A = d_A * (e * scale)[:, None]
+        e, _, _ = decays(G, H, token, inside, C)
+        d_A = d_A * (tl.where(inside, e, 0.0) * scale)[:, None]
+        begin, end = lists_at(row_begin, row_end, view, states, KP)
+        early, late, share = rows_at(p, following, tiles_met + slot, first, stop, offset, sequence, c, H, C)
         M, W = parts_of(begin, end, early, late, p, share), weights_at(weight, view, states, C, KP)
         w = product(tl.trans(W), M, PRECISION)
         tl.store(d_products + square_at(slot, C), rounded(tl.where(w == 0, 0.0, d_A * w), FACTOR))
+        read = tl.zeros([C, C], tl.float32)
+        for d in range(0, DK, BK):
+            column = d + tl.arange(0, BK)
+            k_ = tl.load(kept_keys + keys_at(slot, at, column, DK, C), mask=(column < DK)[None, :], other=0.0)
+            q_ = rows(queries + h * DK, H * DK, token, inside, column, DK, C)
+            read += product(q_, tl.trans(k_), PRECISION)
         d_w = read * d_A
-        d_W += product(M, tl.trans(d_w), PRECISION)
+        d_W = product(M, tl.trans(d_w), PRECISION)
         if p is not None:
             d_M = product(W, d_w, PRECISION)
             d_late = tl.sum(tl.where(members(begin, end, late), d_M, 0.0), 0)
             d_early = tl.sum(tl.where(members(begin, end, early), d_M, 0.0), 0)
             tl.store(d_parts + slot * C + at, d_late - d_early)
     state = tl.arange(0, KP)
-    place = d_weight + view.to(tl.int64) * (states + C) * C + state[:, None] * C + at[None, :]
+    place = d_met + slot * states * C + state[:, None] * C + at[None, :]
     tl.store(place, d_W, mask=(state < states)[:, None])
 
 
@@ -81,7 +82,7 @@ def delta_unfold(
     H: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
     FACTOR: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """d_folded [C, DK] by slot, and what it adds to d_parts."""
+    """One program a chunk and head: d_folded [C, DK] by slot, and what it adds to d_parts."""
     c, h, at = tl.load(chunk + tl.program_id(0)), tl.program_id(1), tl.arange(0, C)
     number = tl.load(keep + c) * H + h
     row = number.to(tl.int64) * slots
@@ -117,7 +118,10 @@ def delta_unfold(
 
 
 def met_of(x: Operation, piece: Piece, given: dict[str, Any]) -> None:
-    """Launch both for the chunks of a piece; ``given``: the other arguments by name."""
-    grid, given = (len(piece.chunk), x.v.shape[1]), given | vars(piece)
-    x.launch(delta_met, grid, given)
-    x.launch(delta_unfold, grid, given)
+    """Launch both for the chunks of a piece, and add up dW; ``given``: the other arguments by name."""
+    assert x.rows is not None
+    H, count = x.v.shape[1], len(piece.chunk)
+    given = given | vars(piece)
+    x.launch(delta_met, (count, x.rows.slots, H), given)
+    x.launch(delta_unfold, (count, H), given)
+    given["d_weight"][piece.chunk.long(), :, : x.all_states] = given["d_met"][:count].sum(2)

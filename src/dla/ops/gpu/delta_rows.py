@@ -144,7 +144,7 @@ def row_products(
         tl.store(A + square_at(slot, C), rounded(tl.where(w == 0, 0.0, read * w), FACTOR))
 
 
-KEPT = ("along", "d_products", "back", "d_next", "d_folded", "d_parts")  # that gradients need
+KEPT = ("along", "d_products", "back", "d_next", "d_folded", "d_parts", "d_met")  # that gradients need
 
 
 def sizes_of(x: Operation, kept: bool) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
@@ -156,7 +156,7 @@ def sizes_of(x: Operation, kept: bool) -> dict[str, tuple[tuple[int, ...], torch
     if kept:
         sizes |= {"along": (square, half), "d_products": (square, half)}
         sizes |= {"back": (square, half), "d_next": (keys, half), "d_folded": (keys, half)}
-        sizes |= {"d_parts": ((CHUNK,), torch.float32)}
+        sizes |= {"d_parts": ((CHUNK,), torch.float32), "d_met": ((x.all_states, CHUNK), torch.float32)}
     return sizes
 
 
