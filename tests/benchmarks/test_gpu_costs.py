@@ -53,7 +53,7 @@ def test_bounds(gpu: object) -> None:
 
 STAGES = {
     "Mamba-2 780M": "candidates carry settle merges states plan outputs routing",
-    "Gated DeltaNet 1.3B": "candidates settle merges chunks walk routing",
+    "Gated DeltaNet 1.3B": "candidates settle merges chunks rows walk routing",
 }
 
 
@@ -67,13 +67,14 @@ def test_every_stage_is_there_and_an_h100_is_faster(shape) -> None:
 
 
 def test_gradients_by_hand() -> None:
-    """What a single state's queries read, and twenty products of a matrix a state with delta steps."""
+    """What a single state's queries read; products of a matrix a state, and of a tile of rows, with delta steps."""
     queries = next(work for work in gradients(MAMBA, 1, 0, 0) if work.stage == "query gradients")
     assert queries.half == MAMBA.tiles * (2 * 64 * 64 * (64 * 2 + 128) + 2 * 64 * 128 * 64)
     gdn = Layer(PAPER[1])
     one = gdn.tiles * 2 * 64 * 256 * 512
-    many, few = (sum(work.half for work in delta.gradients(gdn, n)) for n in (30, 29))
+    many, few, tiles = (sum(work.half for work in delta.gradients(gdn, *n)) for n in ((5, 4), (4, 4), (4, 5)))
     assert many - few == pytest.approx(10 * one)
+    assert tiles - few == pytest.approx(gdn.tiles * 2 * 64 * 64 * (12 * 256 + 3 * 512))
     assert len(rows()) == 10 and tokens_a_second(PAPER[0].name, MAMBA, 1e-3, 2e-3, A100) < 4 * 16384 / (48 * 4e-3)
     assert seconds([Work("x", hbm=1e12)] * 2, A100) == 2 * Work("x", hbm=1e12).expected(A100)[0]
 

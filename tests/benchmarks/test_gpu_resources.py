@@ -26,7 +26,7 @@ def test_every_launch_is_a_row_once() -> None:
     assert len(set(keys)) == len(keys) and {x.architecture for x in found} == {80, 90}
     decode = {x.name for x in found if x.of.stage == "decode"}
     assert decode == {"step_one", "step_levels", "step_decisions", "step_states"}
-    assert found[0].row()["registers"] == "80" and found[0].figures()["warps"] == found[0].of.launch.warps
+    assert found[0].row()["registers"] == 80 and found[0].figures()["warps"] == found[0].of.launch.warps
 
 
 def test_the_script_fills_the_tables_and_complains(tmp_path: Path, monkeypatch, capsys) -> None:
