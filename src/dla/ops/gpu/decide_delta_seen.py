@@ -86,7 +86,7 @@ def delta_seen_of(problem: Problem, boundary: Tensor) -> Seen:
     arguments |= keys_met(problem, arguments, tiles)
     tokens, dtype = arguments["tokens"], arguments["k"].dtype
     for_keys, for_values = (config(kernel.__name__, dtype) for kernel in (delta_seen_keys, delta_seen_values))
-    columns, parts = triton.cdiv(dv, tile(dv, for_keys["BV"])), triton.cdiv(dk, tile(dk, for_values["BK"]))
+    columns = triton.cdiv(dv, tile(dv, for_keys["BV"]))
     each = tuple(-(-length // CHUNK) for length in problem.layout.lengths)
     cut = list(pieces(each, max(1, PIECE_BYTES // max(4 * N * H * dk * dv, 1)), device))
 
@@ -94,7 +94,7 @@ def delta_seen_of(problem: Problem, boundary: Tensor) -> Seen:
         return torch.empty(*shape, dtype=dtype, device=device)
 
     state_k, state_v, w = empty(tokens, H, dv), empty(tokens, H, dk), empty(tokens, H, dv)
-    grown, squares = empty(columns, tokens, H), empty(parts, tiles.count, H, dtype=torch.float64)
+    grown, squares = empty(columns, tokens, H), empty(1, tiles.count, H, dtype=torch.float64)
     kept = empty(max((len(piece.chunks) for piece in cut), default=0), H, dk, dv)
     arguments |= {"S": torch.zeros(N, H, dk, dv, device=device), "kept": kept, "w": w}
     arguments |= {"grown": grown, "squares": squares}
@@ -103,9 +103,9 @@ def delta_seen_of(problem: Problem, boundary: Tensor) -> Seen:
         arguments["keep"] = piece.keep
         for kernel, how, made, grid in (
             (delta_seen_keys, for_keys, state_k, (N * H * columns,)),
-            (delta_seen_values, for_values, state_v, (len(piece.chunks) * parts, H)),
+            (delta_seen_values, for_values, state_v, (len(piece.chunks), H)),
         ):
             sizes = {"BK": tile(dk, how["BK"]), "BV": tile(dv, how["BV"]), "BS": how.get("BS"), "made": made}
             launch(kernel, grid, used(kernel, arguments | sizes), how)
-    sums = {"sees": grown.sum(0, keepdim=True), "squares": squares.sum(0, keepdim=True), "tiles": 1}
+    sums = {"sees": grown.sum(0, keepdim=True), "tiles": 1}
     return Seen(state_k, state_v, norms_of(arguments | sums | {"norm_k": None, "norm_v": None}, tiles))

@@ -105,41 +105,43 @@ def delta_seen_keys(
         tl.debug_barrier()  # other threads may read the state at the next chunk
 
 
-@triton.jit(do_not_specialize=["count"])
+@triton.jit(do_not_specialize=["width"])
 def delta_seen_values(
     k, v, G, norm_k, norm_v, start, kept, keep, w, made, squares, chunks, first, stop, sequence, offset,
-    k_stride, v_stride, count,
+    k_stride, v_stride, width,
     H: tl.constexpr, GROUP: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr, C: tl.constexpr, BK: tl.constexpr,
     BV: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """One program one of ``chunks`` and BK rows of its state, and head: S v, made [tokens, H, DK].
+    """One program one of ``chunks`` and head: S v, made [tokens, H, DK].
 
-    And of the state at the chunk's start |S|^2, squares [tiles, all chunks, H].
+    And of the state at the chunk's start |S|^2, squares [all chunks, H].
     """
-    tiles: tl.constexpr = tl.cdiv(DK, BK)
-    x, number, h = tl.load(chunks + tl.program_id(0) // tiles), tl.program_id(0) % tiles, tl.program_id(1)
-    row, step = number * BK + tl.arange(0, BK), tl.arange(0, C)
+    x, h, step = tl.load(chunks + tl.program_id(0)), tl.program_id(1), tl.arange(0, C)
     token, inside = tokens_of(first, stop, x, C)
     now = token - tl.load(offset + tl.load(sequence + x))
     begin = per_head(start + h, H, token, inside, 0, C)
-    held = tl.load(keep + x) * H + h
     v += h * DV
-    A, past = tl.zeros([C, C], tl.float32), tl.zeros([C, BK], tl.float32)
-    square = tl.full((), 0.0, tl.float64)
+    A = tl.zeros([C, C], tl.float32)
     for j in range(0, DV, BV):
         column = j + tl.arange(0, BV)
         v_ = rows(v, v_stride, token, inside, column, DV, C).to(tl.float32)
         A += product(v_, tl.trans(rows(w + h * DV, H * DV, token, inside, column, DV, C)), PRECISION)
-        S_ = matrix(kept, held, row, column, DK, DV, True)
-        past += product(v_, tl.trans(S_), PRECISION)
-        wide = S_.to(tl.float64)
-        square += tl.sum(tl.sum(wide * wide, 1), 0)
+    A = share_of(A, G, H, h, token, tl.load(stop + x), begin, now, step, C)
     over = one_over(per_head(norm_v + h, H, token, inside, 0.0, C))
-    A = share_of(A, G, H, h, token, tl.load(stop + x), begin, now, step, C) * over[:, None]
-    k_ = rows(k + h // GROUP * DK, k_stride, token, inside, row, DK, C).to(tl.float32)
-    k_ *= one_over(per_head(norm_k + h // GROUP, H // GROUP, token, inside, 0.0, C))[:, None]
-    past *= (over * past_of(G, H, h, token, inside, begin, now, C))[:, None]
-    at = (token.to(tl.int64) + step) * H + h
-    mask = inside[:, None] & (row < DK)[None, :]
-    tl.store(made + at[:, None] * DK + row[None, :], past + product(A, k_, PRECISION), mask=mask)
-    tl.store(squares + (number * count + x).to(tl.int64) * H + h, square)
+    over_k = one_over(per_head(norm_k + h // GROUP, H // GROUP, token, inside, 0.0, C))
+    left = past_of(G, H, h, token, inside, begin, now, C)
+    at, square = (token.to(tl.int64) + step) * H + h, tl.full((), 0.0, tl.float64)
+    for i in range(0, width, BK):
+        row = i + tl.arange(0, BK)
+        past = tl.zeros([C, BK], tl.float32)
+        for j in range(0, DV, BV):
+            column = j + tl.arange(0, BV)
+            v_ = rows(v, v_stride, token, inside, column, DV, C).to(tl.float32)
+            S_ = matrix(kept, tl.load(keep + x) * H + h, row, column, DK, DV, True)
+            past += product(v_, tl.trans(S_), PRECISION)
+            wide = S_.to(tl.float64)
+            square += tl.sum(tl.sum(wide * wide, 1), 0)
+        k_ = rows(k + h // GROUP * DK, k_stride, token, inside, row, DK, C).to(tl.float32) * over_k[:, None]
+        seen = (past * left[:, None] + product(A, k_, PRECISION)) * over[:, None]
+        tl.store(made + at[:, None] * DK + row[None, :], seen, mask=inside[:, None] & (row < DK)[None, :])
+    tl.store(squares + (x * H + h).to(tl.int64), square)

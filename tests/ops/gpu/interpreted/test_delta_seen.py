@@ -47,12 +47,78 @@ def compare(x: Inputs, **options: Any) -> None:
         assert_close(getattr(found, name), getattr(expected, name), 2e-6)
 
 
-def test_one():
-    import time
-    for T, more, opt in ((150, {}, {}), (150, {"H": 1}, {"tau": 1.9}), (150, {}, {"packed": torch.tensor([0, 66, 66, 67, 150])}), (150, {"mode":"delta"}, {"tau":1.2})):
-        t0=time.time()
-        found, expected = both(inputs(T, **more), **opt)
-        print(time.time()-t0)
-        for name in ("state_k", "state_v", "norm"):
-            a, b = getattr(found, name).double(), getattr(expected, name)
-            print(name, float((a-b).abs().max()), float(b.abs().max()))
+WAYS: list[Any] = [
+    ({"mode": "delta", "T": 100}, {"packed": torch.tensor([0, 30, 30, 31, 100])}),
+    ({"H": 1}, {"tau": 1.9, "dtype": torch.bfloat16}),
+    *(pytest.param(*way, marks=SLOW) for way in [
+        ({}, {"packed": torch.tensor([0, 66, 66, 67, 150])}),
+        ({"B": 2, "H": 4, "Hk": 2, "noise": 3.0}, {}),
+        ({"mode": "delta", "noise": 0.02, "T": 200}, {"tau": 1.95}),
+        ({"dk": 80, "dv": 72}, {"dtype": torch.float16}),
+        ({"noise": 1.0}, {"score": "state", "tau": 0.15, "dtype": torch.bfloat16}),
+    ]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("more", "options"), WAYS, ids=str)
+def test_seen(more: dict[str, Any], options: dict[str, Any]) -> None:
+    """The states that tokens see, to float32's digits in every dtype."""
+    compare(inputs(**{"T": 150, **more}), **options)
+
+
+@pytest.mark.parametrize("block", [64, *(pytest.param(n, marks=SLOW) for n in (1, 21, 63, 65, 200))])
+def test_boundaries_at_the_edges_of_chunks(block: int) -> None:
+    """Given ones: at the first token of a chunk or its last, inside it, and in none of several."""
+    compare(inputs(150, H=1, **SMALL), block=block)
+
+
+def test_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A chunk of every sequence at a time: states go on from piece to piece, of short sequences too."""
+    x, options = inputs(140, H=1, **SMALL), {"tau": 1.9, "packed": torch.tensor([0, 9, 140])}
+    whole, _ = both(x, **options)
+    monkeypatch.setattr(decide_delta_seen, "PIECE_BYTES", 0)
+    found, _ = both(x, **options)
+    for name in ("state_k", "state_v", "norm"):
+        assert getattr(found, name).equal(getattr(whole, name))
+
+
+def rough() -> Inputs:
+    """A row each: strong decays and a giant value, zero tokens, whole steps that overwrite, steps that turn around."""
+    x = inputs(90, B=4, H=1, **SMALL)
+    x["g"][0, ::17], x["v"][0, 60] = -40, x["v"][0, 60] * 1e4
+    x["v"][1, 0:3], x["k"][1, 20:30], x["v"][1, 64], x["k"][1, 80], x["beta"][1, 40:44] = 0, 0, 0, 0, 0
+    x["beta"][2], x["k"][2, 1::2] = 1, x["k"][2, 0::2]
+    x["beta"][3] = 1.9
+    return x
+
+
+@pytest.mark.parametrize("tau", [1.9, pytest.param(0.6, marks=SLOW)])
+def test_rough_numbers(tau: float) -> None:
+    """Errors beside each token's own state."""
+    found, expected = both(cast(cast(rough(), torch.float32), torch.float64), tau=tau)
+    size = expected.norm.clamp_min(1e-30)
+    live = expected.norm > 1e-3
+    assert ((found.norm - expected.norm).abs() / size)[live].max() < 1e-4
+    for name in ("state_k", "state_v"):
+        assert ((getattr(found, name) - getattr(expected, name)).norm(dim=-1) / size)[live].max() < 1e-4, name
+
+
+def test_with_its_own_decisions() -> None:
+    """All stages in Triton: they say so, and agree with the reference's."""
+    x = inputs(80, H=1, **SMALL)
+    with dla.record() as ran:
+        o, _ = call("dynamic", cast(x, torch.float32), backend="triton", capacity=4, temperature=0.1)
+    assert [(one.stage, one.backend) for one in ran] == [("decide", "triton"), ("attend", "triton")]
+    expected, _ = call("dynamic", x, backend="reference", capacity=4, temperature=0.1)
+    assert_close(o, expected, 2e-5)
+
+
+def test_blocks_and_no_tokens() -> None:
+    """Blocks make the gate by themselves."""
+    x = cast(inputs(20, H=1, **SMALL), torch.float32)
+    options: dict[str, Any] = {"capacity": 3, "block": 6}
+    hard, _ = call("dynamic", x, backend="triton", **options)
+    soft, _ = call("dynamic", x, backend="triton", temperature=0.1, **options)
+    assert_close(soft, hard, 1e-5)
+    none, _ = call("dynamic", {name: y[:, :0] for name, y in x.items()}, backend="triton", temperature=0.1)
+    assert none.shape[1] == 0
