@@ -94,7 +94,7 @@ def delta_seen_of(problem: Problem, boundary: Tensor) -> Seen:
         return torch.empty(*shape, dtype=dtype, device=device)
 
     state_k, state_v, w = empty(tokens, H, dv), empty(tokens, H, dk), empty(tokens, H, dv)
-    grown, squares = empty(columns, tokens, H), empty(1, tiles.count, H, dtype=torch.float64)
+    grown, squares = (empty(n, H, dtype=torch.float64) for n in (columns * tokens, tiles.count))
     kept = empty(max((len(piece.chunks) for piece in cut), default=0), H, dk, dv)
     arguments |= {"S": torch.zeros(N, H, dk, dv, device=device), "kept": kept, "w": w}
     arguments |= {"grown": grown, "squares": squares}
@@ -107,5 +107,5 @@ def delta_seen_of(problem: Problem, boundary: Tensor) -> Seen:
         ):
             sizes = {"BK": tile(dk, how["BK"]), "BV": tile(dv, how["BV"]), "BS": how.get("BS"), "made": made}
             launch(kernel, grid, used(kernel, arguments | sizes), how)
-    sums = {"sees": grown.sum(0, keepdim=True), "tiles": 1}
+    sums = {"sees": grown.view(columns, tokens, H).sum(0), "tiles": 1}
     return Seen(state_k, state_v, norms_of(arguments | sums | {"norm_k": None, "norm_v": None}, tiles))

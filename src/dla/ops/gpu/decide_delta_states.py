@@ -87,8 +87,9 @@ def delta_seen_keys(
         place, mask = at[:, None] * DV + column[None, :], inside[:, None] & (column < DV)[None, :]
         tl.store(made + place, seen, mask=mask)
         tl.store(w + place, w_, mask=mask)
-        grows = tl.sum(w_ * (w_ + seen * (2 * left)[:, None]), 1)
-        tl.store(grown + number.to(tl.int64) * tokens * H + at, grows, mask=inside)
+        wide = w_.to(tl.float64)
+        tl.store(grown + number.to(tl.int64) * tokens * H + at,
+                 tl.sum(wide * (wide + (seen * (2 * left)[:, None]).to(tl.float64)), 1), mask=inside)  # fmt: skip
 
         last = tl.max(tl.where(opened, step, -1), 0)  # what it opened is all that is left
         keeps, to_end = tl.where(last < 0, 1.0, 0.0), tl.where(inside & (step >= last), 1.0, 0.0)
@@ -121,13 +122,13 @@ def delta_seen_values(
     now = token - tl.load(offset + tl.load(sequence + x))
     begin = per_head(start + h, H, token, inside, 0, C)
     v += h * DV
+    over = one_over(per_head(norm_v + h, H, token, inside, 0.0, C))
     A = tl.zeros([C, C], tl.float32)
     for j in range(0, DV, BV):
         column = j + tl.arange(0, BV)
-        v_ = rows(v, v_stride, token, inside, column, DV, C).to(tl.float32)
+        v_ = rows(v, v_stride, token, inside, column, DV, C).to(tl.float32) * over[:, None]
         A += product(v_, tl.trans(rows(w + h * DV, H * DV, token, inside, column, DV, C)), PRECISION)
     A = share_of(A, G, H, h, token, tl.load(stop + x), begin, now, step, C)
-    over = one_over(per_head(norm_v + h, H, token, inside, 0.0, C))
     over_k = one_over(per_head(norm_k + h // GROUP, H // GROUP, token, inside, 0.0, C))
     left = past_of(G, H, h, token, inside, begin, now, C)
     at, square = (token.to(tl.int64) + step) * H + h, tl.full((), 0.0, tl.float64)
@@ -136,12 +137,12 @@ def delta_seen_values(
         past = tl.zeros([C, BK], tl.float32)
         for j in range(0, DV, BV):
             column = j + tl.arange(0, BV)
-            v_ = rows(v, v_stride, token, inside, column, DV, C).to(tl.float32)
+            v_ = rows(v, v_stride, token, inside, column, DV, C).to(tl.float32) * over[:, None]
             S_ = matrix(kept, tl.load(keep + x) * H + h, row, column, DK, DV, True)
             past += product(v_, tl.trans(S_), PRECISION)
             wide = S_.to(tl.float64)
             square += tl.sum(tl.sum(wide * wide, 1), 0)
         k_ = rows(k + h // GROUP * DK, k_stride, token, inside, row, DK, C).to(tl.float32) * over_k[:, None]
-        seen = (past * left[:, None] + product(A, k_, PRECISION)) * over[:, None]
+        seen = past * left[:, None] + product(A, k_, PRECISION)
         tl.store(made + at[:, None] * DK + row[None, :], seen, mask=inside[:, None] & (row < DK)[None, :])
     tl.store(squares + (x * H + h).to(tl.int64), square)

@@ -69,7 +69,7 @@ def test_seen(more: dict[str, Any], options: dict[str, Any]) -> None:
 @pytest.mark.parametrize("block", [64, *(pytest.param(n, marks=SLOW) for n in (1, 21, 63, 65, 200))])
 def test_boundaries_at_the_edges_of_chunks(block: int) -> None:
     """Given ones: at the first token of a chunk or its last, inside it, and in none of several."""
-    compare(inputs(150, H=1, **SMALL), block=block)
+    compare(inputs(150, "delta", H=1, **SMALL), block=block)
 
 
 def test_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -83,24 +83,28 @@ def test_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def rough() -> Inputs:
-    """A row each: strong decays and a giant value, zero tokens, whole steps that overwrite, steps that turn around."""
-    x = inputs(90, B=4, H=1, **SMALL)
+    """A row each: strong decays and a giant value, zero tokens, whole steps that overwrite, steps that turn around, huge
+    and tiny numbers."""
+    x = inputs(80, B=6, H=1, **SMALL)
     x["g"][0, ::17], x["v"][0, 60] = -40, x["v"][0, 60] * 1e4
-    x["v"][1, 0:3], x["k"][1, 20:30], x["v"][1, 64], x["k"][1, 80], x["beta"][1, 40:44] = 0, 0, 0, 0, 0
+    x["v"][1, 0:3], x["k"][1, 20:30], x["v"][1, 64], x["k"][1, 70], x["beta"][1, 40:44] = 0, 0, 0, 0, 0
     x["beta"][2], x["k"][2, 1::2] = 1, x["k"][2, 0::2]
     x["beta"][3] = 1.9
-    return x
+    x["k"][4], x["beta"][4], x["v"][4] = x["k"][4] * 1e10, x["beta"][4] * 1e-20, x["v"][4] * 1e24
+    x["k"][5], x["beta"][5], x["v"][5] = x["k"][5] * 1e-10, x["beta"][5] * 1e20, x["v"][5] * 1e-24
+    return cast(cast(x, torch.float32), torch.float64)
 
 
 @pytest.mark.parametrize("tau", [1.9, pytest.param(0.6, marks=SLOW)])
 def test_rough_numbers(tau: float) -> None:
-    """Errors beside each token's own state."""
-    found, expected = both(cast(cast(rough(), torch.float32), torch.float64), tau=tau)
-    size = expected.norm.clamp_min(1e-30)
-    live = expected.norm > 1e-3
-    assert ((found.norm - expected.norm).abs() / size)[live].max() < 1e-4
-    for name in ("state_k", "state_v"):
-        assert ((getattr(found, name) - getattr(expected, name)).norm(dim=-1) / size)[live].max() < 1e-4, name
+    """Errors beside each token's own state, where that is not next to nothing."""
+    found, expected = both(rough(), tau=tau)
+    size = expected.norm[:, 0]
+    live = (size.view(6, 80) > 1e-6 * size.view(6, 80).amax(1, keepdim=True)).flatten()
+    assert live.float().mean() > 0.8
+    for name in ("state_k", "state_v", "norm"):
+        error = (getattr(found, name) - getattr(expected, name))[:, 0].view(len(size), -1).norm(dim=1)
+        assert (error / size)[live].max() < 5e-5, name
 
 
 def test_with_its_own_decisions() -> None:
