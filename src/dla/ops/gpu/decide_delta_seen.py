@@ -1,19 +1,21 @@
 """With the delta rule: what the soft gate needs of decisions (decide_seen.py), S^T k / |k|, S v / |v| and |S|.
 
-A transition is a matrix, and no difference of prefixes is the current state S. But every step leaves S + k w^T, and what
-it writes, w, says all that transitions have done to S since it began. Over unit keys, with b = beta |k|^2,
+A transition is a matrix, so that the current state S is no difference of prefixes. But all that a step does to S beside
+its decay is to add k w^T, where w is what it writes less what its transition takes away. Over unit keys, with
+b = beta |k|^2,
 
     seen_t = S^T k_t        w_t = beta_t |k_t| v_t - b_t e^g_t seen_t        S <- e^g_t S + k_t w_t^T
 
-and only v_t's part where t opens a state. So the keys go first, in one program a sequence, head and some columns, which
-takes the current state from chunk to chunk: with c and eff of decide_delta_table.py, a chunk whose first token sees S_c has
+where S is that of the step before, and nothing (w_t has its first part alone) if t opens a state. So keys go first: one
+program a sequence, head and some columns takes the current state from chunk to chunk. With c and eff of
+decide_delta_table.py, tokens of a chunk whose first one sees S_c have
 
     seen_t = e^G_(t-1) S_c^T eff_t (as long as t's state began before the chunk)
              + sum over s from start to t - 1 of e^(G_(t-1) - G_s) c[t, s] beta_s |k_s| v_s
 
 Values then find S as if there were no delta steps and w were the values, all chunks at once:
 
-    S v_t = e^G_(t-1) S_c v_t (as long ...) + sum over s from start to t - 1 of e^(G_(t-1) - G_s) (w_s . v_t) k_s
+    S v_t = e^G_(t-1) S_c v_t (as long as ...) + sum over s from start to t - 1 of e^(G_(t-1) - G_s) (w_s . v_t) k_s
     |S|^2, afresh at every chunk, goes on by e^2g |S|^2 + w . (w + 2 e^g seen)
 
 S_c of every chunk is 4 dk dv bytes a head, so sequences are cut into pieces of as many chunks as PIECE_BYTES hold.
@@ -32,7 +34,7 @@ from dla.ops.gpu.decide_delta_states import delta_seen_keys, delta_seen_values
 from dla.ops.gpu.decide_delta_table import DELTA_LINKS, DELTA_NOTES, delta_unit_keys
 from dla.ops.gpu.decide_launches import start
 from dla.ops.gpu.decide_seen import norms_of, starts_seen
-from dla.ops.gpu.delta_pieces import Piece, pieces
+from dla.ops.gpu.delta_pieces import pieces
 from dla.ops.gpu.language import arithmetic, tile
 from dla.ops.gpu.launch import launch
 from dla.ops.gpu.reading import side_by_side, used

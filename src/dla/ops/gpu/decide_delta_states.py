@@ -1,4 +1,4 @@
-"""With the delta rule: the kernels that find what the soft gate needs (decide_delta_seen.py says of what they are made)."""
+"""With the delta rule: the kernels that find what the soft gate needs. decide_delta_seen.py says what they compute."""
 
 import triton
 import triton.language as tl
@@ -15,11 +15,12 @@ def one_over(norm):
 
 @triton.jit
 def share_of(x, G, H, h, token, end, begin, now, other, C: tl.constexpr):
-    """x [C, others] where the chunk's token ``other`` is of the state that its token t sees, times what decay leaves."""
+    """x [C, others] where the chunk's ``other`` is of the state that its token t sees, times what decay leaves of it."""
     step = tl.arange(0, C)
-    mine = ((now + other)[None, :] >= begin[:, None]) & (other[None, :] < step[:, None])
+    inside = token + step < end
+    mine = ((now + other)[None, :] >= begin[:, None]) & (other[None, :] < step[:, None]) & inside[:, None]
     if G is not None:
-        upto = before_each(G, H, h, token, token + step < end, C)
+        upto = before_each(G, H, h, token, inside, C)
         G_ = tl.load(G + (token.to(tl.int64) + other) * H + h, mask=token + other < end, other=0.0)
         x = x * tl.exp(tl.where(mine, upto[:, None] - G_[None, :], 0.0))
     return tl.where(mine, x, 0.0)
@@ -27,7 +28,7 @@ def share_of(x, G, H, h, token, end, begin, now, other, C: tl.constexpr):
 
 @triton.jit
 def past_of(G, H, h, token, inside, begin, now, C: tl.constexpr):
-    """What decay leaves [C] of the state at the chunk's start, zero where t's state began later."""
+    """What decay leaves [C] of the state at the chunk's start, before each token; zero where its state began later."""
     left = tl.where(begin < now, 1.0, 0.0)
     if G is not None:
         left *= tl.exp(before_each(G, H, h, token, inside, C))
@@ -44,7 +45,7 @@ def delta_seen_keys(
     """One program a sequence, head and BV columns, over the chunks of the sequence from from_chunk[n] to to_chunk[n].
 
     made [tokens, H, DV]: S^T k, and w beside it; grown [tiles, tokens, H]: how |S|^2 goes on, but for e^2g |S|^2.
-    S [N, H, DK, DV] is the current state, and kept at the start of chunk x as number keep[x]. ``width``: as in
+    S [N, H, DK, DV] is the current state, and kept at the start of a chunk as number keep[chunk]. ``width``: as in
     ``delta_walk``.
     """
     tiles: tl.constexpr = tl.cdiv(DV, BV)
@@ -55,9 +56,9 @@ def delta_seen_keys(
     v += h * DV
     eff += h * DK
     origin = tl.load(offset + n)
-    for x in range(tl.load(from_chunk + n), tl.load(to_chunk + n)):
-        token, inside = tokens_of(first, stop, x, C)
-        end, now = tl.load(stop + x), token - origin
+    for chunk in range(tl.load(from_chunk + n), tl.load(to_chunk + n)):
+        token, inside = tokens_of(first, stop, chunk, C)
+        end, now, held = tl.load(stop + chunk), token - origin, tl.load(keep + chunk) * H + h
         begin = per_head(start + h, H, token, inside, 0, C)
         size_ = per_head(size + h, H, token, inside, 0.0, C)
         norm = per_head(norm_k + h // GROUP, heads, token, inside, 0.0, C)
@@ -66,13 +67,13 @@ def delta_seen_keys(
         for i in range(0, width, BK):
             row = i + tl.arange(0, BK)
             S_ = matrix(S, which, row, column, DK, DV, True)
-            put_matrix(kept, tl.load(keep + x) * H + h, row, column, DK, DV, S_)
+            put_matrix(kept, held, row, column, DK, DV, S_)
             seen += product(rows(eff, H * DK, token, inside, row, DK, C), S_, PRECISION)
         seen *= past_of(G, H, h, token, inside, begin, now, C)[:, None]
         for s in range(0, C, BS):
             other = s + tl.arange(0, BS)
             there = token + other < end
-            a = tl.load(c + ((x * H + h).to(tl.int64) * C + step[:, None]) * C + other[None, :])
+            a = tl.load(c + ((chunk * H + h).to(tl.int64) * C + step[:, None]) * C + other[None, :])
             a = a * per_head(size + h, H, token + s, there, 0.0, BS)[None, :]
             a = share_of(a, G, H, h, token, end, begin, now, other, C)
             v_ = rows(v, v_stride, token + s, there, column, DV, BS).to(tl.float32)
@@ -98,6 +99,7 @@ def delta_seen_keys(
             keeps *= tl.exp(tl.min(G_, 0))
             to_end *= tl.exp(tl.where(inside, tl.min(G_, 0) - G_, 0.0))
         w_ *= (to_end * one_over(norm))[:, None]
+        tl.debug_barrier()  # other threads may still read the state
         for i in range(0, width, BK):
             row = i + tl.arange(0, BK)
             k_ = rows(k, k_stride, token, inside, row, DK, C).to(tl.float32)
@@ -113,13 +115,13 @@ def delta_seen_values(
     H: tl.constexpr, GROUP: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr, C: tl.constexpr, BK: tl.constexpr,
     BV: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """One program one of ``chunks`` and head: S v, made [tokens, H, DK].
+    """One program one of ``chunks`` and head: S v, made [tokens, H, DK], over |v|.
 
-    And of the state at the chunk's start |S|^2, squares [all chunks, H].
+    And |S|^2 of the state at the chunk's start, squares [all chunks, H].
     """
-    x, h, step = tl.load(chunks + tl.program_id(0)), tl.program_id(1), tl.arange(0, C)
-    token, inside = tokens_of(first, stop, x, C)
-    now = token - tl.load(offset + tl.load(sequence + x))
+    chunk, h, step = tl.load(chunks + tl.program_id(0)), tl.program_id(1), tl.arange(0, C)
+    token, inside = tokens_of(first, stop, chunk, C)
+    now, held = token - tl.load(offset + tl.load(sequence + chunk)), tl.load(keep + chunk) * H + h
     begin = per_head(start + h, H, token, inside, 0, C)
     v += h * DV
     over = one_over(per_head(norm_v + h, H, token, inside, 0.0, C))
@@ -128,7 +130,7 @@ def delta_seen_values(
         column = j + tl.arange(0, BV)
         v_ = rows(v, v_stride, token, inside, column, DV, C).to(tl.float32) * over[:, None]
         A += product(v_, tl.trans(rows(w + h * DV, H * DV, token, inside, column, DV, C)), PRECISION)
-    A = share_of(A, G, H, h, token, tl.load(stop + x), begin, now, step, C)
+    A = share_of(A, G, H, h, token, tl.load(stop + chunk), begin, now, step, C)
     over_k = one_over(per_head(norm_k + h // GROUP, H // GROUP, token, inside, 0.0, C))
     left = past_of(G, H, h, token, inside, begin, now, C)
     at, square = (token.to(tl.int64) + step) * H + h, tl.full((), 0.0, tl.float64)
@@ -138,11 +140,11 @@ def delta_seen_values(
         for j in range(0, DV, BV):
             column = j + tl.arange(0, BV)
             v_ = rows(v, v_stride, token, inside, column, DV, C).to(tl.float32) * over[:, None]
-            S_ = matrix(kept, tl.load(keep + x) * H + h, row, column, DK, DV, True)
+            S_ = matrix(kept, held, row, column, DK, DV, True)
             past += product(v_, tl.trans(S_), PRECISION)
             wide = S_.to(tl.float64)
             square += tl.sum(tl.sum(wide * wide, 1), 0)
         k_ = rows(k + h // GROUP * DK, k_stride, token, inside, row, DK, C).to(tl.float32) * over_k[:, None]
         seen = past * left[:, None] + product(A, k_, PRECISION)
         tl.store(made + at[:, None] * DK + row[None, :], seen, mask=inside[:, None] & (row < DK)[None, :])
-    tl.store(squares + (x * H + h).to(tl.int64), square)
+    tl.store(squares + (chunk * H + h).to(tl.int64), square)
