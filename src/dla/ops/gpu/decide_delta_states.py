@@ -15,7 +15,7 @@ def one_over(norm):
 
 @triton.jit
 def share_of(x, G, H, h, token, end, begin, now, other, C: tl.constexpr):
-    """x [C, others] where the chunk's ``other`` is of the state that its token t sees, times what decay leaves of it."""
+    """x [C, others] where the chunk's ``other`` is of the state that its token t sees, times what decay leaves."""
     step = tl.arange(0, C)
     inside = token + step < end
     mine = ((now + other)[None, :] >= begin[:, None]) & (other[None, :] < step[:, None]) & inside[:, None]

@@ -83,7 +83,7 @@ def test_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def rough() -> Inputs:
-    """Rows: strong decays, a giant value; zero tokens; steps that overwrite; that turn around; huge numbers; tiny ones."""
+    """Strong decays and a giant value; zero tokens; steps that overwrite; that turn around; huge numbers; tiny ones."""
     x = inputs(80, B=6, H=1, **SMALL)
     x["g"][0, ::17], x["v"][0, 60] = -40, x["v"][0, 60] * 1e4
     x["v"][1, 0:3], x["k"][1, 20:30], x["v"][1, 64], x["k"][1, 70], x["beta"][1, 40:44] = 0, 0, 0, 0, 0
