@@ -87,6 +87,8 @@ TABLE: dict[str, Config] = {
     "delta_window": {"warps": 8, "stages": 1, "BK": 16, "BV": 16},
     "delta_carry": {"warps": 8, "stages": 1, "BK": 16, "BV": 16},
     "delta_settle": {"warps": 4, "stages": 1},
+    "delta_seen_keys": {"warps": 4, "stages": 1, "BK": 32, "BV": 16, "BS": 32},
+    "delta_seen_values": {"warps": 8, "stages": 1, "BK": 32, "BV": 16},
     # Decoding moves bytes: narrow tiles make enough programs of few sequences, and still whole sectors of 32 bytes.
     "step_one": {"warps": 4, "stages": 1, "BV": 16},
     "step_levels": {"warps": 4, "stages": 1, "BV": 16},
@@ -141,6 +143,7 @@ FLOAT32: dict[str, Config] = FLOAT16 | {
     "delta_inner": {"warps": 4, "BK": 16},
     "delta_steps": {"BK": 16},
     "delta_outer": {"BK": 16},
+    "delta_seen_values": {"BK": 16},
 }
 
 BY_DTYPE = {torch.float16: FLOAT16, torch.float32: FLOAT32}

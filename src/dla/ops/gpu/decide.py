@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dla.ops.decide.decided import Decided
+from dla.ops.decide.decided import Decided, Seen
 from dla.ops.gpu import runtime
 from dla.ops.problem import Problem
 from dla.ops.segmentation import ALIVE, Segmentation
@@ -23,8 +23,6 @@ def unable(problem: Problem) -> str | None:
     rules = problem.rules
     if (reason := runtime.unable(problem)) is not None:
         return reason
-    if problem.soft and problem.beta is not None:
-        return "with delta steps, the soft gate is made from the states that every token sees, which chunks do not have"
     if problem.given is not None:  # for the soft gate, which needs what was decided from
         return None
     if rules.capacity is not None and rules.capacity > MOST_STATES:
@@ -38,7 +36,6 @@ def unable(problem: Problem) -> str | None:
 def decide(problem: Problem) -> Decided:
     """Decide every step of every sequence."""
     from dla.ops.gpu.decide_launches import run  # triton is optional
-    from dla.ops.gpu.decide_seen import seen_of
 
     if problem.given is not None:
         return Decided(problem.given, seen_of(problem, problem.given.boundary))
@@ -53,6 +50,17 @@ def decide(problem: Problem) -> Decided:
     counts = None if state is None else state.counts
     made = Segmentation(score, boundary, death, lengths, counts, before.get("initial_death"))
     return Decided(made, seen_of(problem, boundary) if problem.soft else None)
+
+
+def seen_of(problem: Problem, boundary: Tensor) -> Seen:
+    """What the soft gate needs of boundaries [B, T, H], which may be given ones."""
+    from dla.ops.gpu.decide_delta_seen import delta_seen_of
+    from dla.ops.gpu.decide_seen import plain_seen_of
+
+    if problem.rules.block is not None:  # they make the gate by themselves
+        k, v = (problem.layout.flat(x).float() for x in (problem.k, problem.v))
+        return Seen.empty(k, v)
+    return plain_seen_of(problem, boundary) if problem.beta is None else delta_seen_of(problem, boundary)
 
 
 def carried(state: Any) -> dict[str, Tensor]:

@@ -137,21 +137,26 @@ def seen_norms(
     g, norm_k, norm_v, sees, squares, boundary, made, first, stop, tokens, count, tiles,
     H: tl.constexpr, GROUP: tl.constexpr, C: tl.constexpr,
 ):  # fmt: skip
-    """One program a chunk and head: |S| before each of its tokens."""
+    """One program a chunk and head: |S| before each of its tokens.
+
+    Without norms of keys and values, ``sees`` is all that a token adds to e^2g |S|^2 (decide_delta_seen.py).
+    """
     c, h, step = tl.program_id(0), tl.program_id(1), tl.arange(0, C)
     token, inside = tokens_of(first, stop, c, C)
     square, sees_ = tl.full((), 0.0, tl.float64), tl.zeros([C], tl.float64)
     for i in range(tiles):
         square += tl.load(squares + (i * count + c).to(tl.int64) * H + h)
         sees_ += before_each(sees + (c * 0 + i).to(tl.int64) * tokens * H, H, h, token, inside, C).to(tl.float64)
-    size = before_each(norm_k, H // GROUP, h // GROUP, token, inside, C).to(tl.float64)
-    size *= before_each(norm_v, H, h, token, inside, C).to(tl.float64)
     left = tl.full([C], 1.0, tl.float64)
     if g is not None:
         left = tl.exp(before_each(g, H, h, token, inside, C).to(tl.float64))
     opened = before_each(boundary, H, h, token, inside, C) != 0
     keep = tl.where(opened, 0.0, left * left)
-    add = size * size + tl.where(opened, 0.0, 2 * left * sees_)
+    add = sees_
+    if norm_k is not None:
+        size = before_each(norm_k, H // GROUP, h // GROUP, token, inside, C).to(tl.float64)
+        size *= before_each(norm_v, H, h, token, inside, C).to(tl.float64)
+        add = size * size + tl.where(opened, 0.0, 2 * left * sees_)
     keep, add = tl.where(step > 0, keep, 1.0), tl.where(step > 0, add, 0.0)
     keep, add = tl.associative_scan((keep, add), 0, after_both)
     square = tl.maximum(keep * square + add, 0.0)
@@ -168,13 +173,11 @@ def starts_seen(boundary: Tensor, layout: Layout) -> Tensor:
     return (before - offset).clamp_min(0).int().contiguous()
 
 
-def seen_of(problem: Problem, boundary: Tensor) -> Seen:
-    """Of boundaries [B, T, H], which may be given ones. Blocks make the gate by themselves."""
+def plain_seen_of(problem: Problem, boundary: Tensor) -> Seen:
+    """Of boundaries [B, T, H], which may be given ones, without delta steps."""
     layout, (_, H, dk, dv), device = problem.layout, problem.shape, problem.device
     k, v = side_by_side(layout.flat(problem.k)), side_by_side(layout.flat(problem.v))
     assert k is not None and v is not None
-    if problem.rules.block is not None:
-        return Seen.empty(k.float(), v.float())
     g = None if problem.g is None else layout.flat(problem.g).float().contiguous()
     tiles, tokens, opened = Tiles.of(layout, device), len(v), layout.flat(boundary)
     states, c = states_of(k, v, g, None, tiles, exact=True), config("seen_states", k.dtype)
@@ -195,6 +198,12 @@ def seen_of(problem: Problem, boundary: Tensor) -> Seen:
         made.append(torch.empty(tokens, H, outer, dtype=torch.float32, device=device))
         grid = (tiles.count * triton.cdiv(outer, sizes["BO"]), H)
         launch(seen_states, grid, used(seen_states, arguments | sizes | {"made": made[-1]}), c)
-    norm = torch.empty(tokens, H, dtype=torch.float32, device=device)
-    launch(seen_norms, (tiles.count, H), used(seen_norms, arguments | {"made": norm}), config("seen_norms"))
-    return Seen(made[0], made[1], norm)
+    return Seen(made[0], made[1], norms_of(arguments, tiles))
+
+
+def norms_of(arguments: dict[str, Any], tiles: Tiles) -> Tensor:
+    """[tokens, H] |S|, of what ``seen_norms`` is given."""
+    made = torch.empty(arguments["tokens"], arguments["H"], dtype=torch.float32, device=tiles.first.device)
+    grid = (tiles.count, arguments["H"])
+    launch(seen_norms, grid, used(seen_norms, arguments | {"made": made}), config("seen_norms"))
+    return made

@@ -43,8 +43,8 @@ class Boundaries:
         edges = torch.tensor([(a, a + n) for a, n in zip(layout.offsets, layout.lengths, strict=True)], device=device)
         origin, end = layout.each_token(edges.view(-1, 2))[:, :, None].unbind(1)
         at = torch.arange(tokens, device=device)[:, None]
-        if not tokens:
-            return cls(opened.int(), opened.int())
+        if not tokens:  # something to look up, of no use
+            return cls(*(torch.zeros(1, opened.shape[1], dtype=torch.int32, device=device) for _ in range(2)))
         last = torch.where(opened, at, -1).cummax(0)[0].maximum(origin)
         following = torch.where(opened, at, tokens).flip(0).cummin(0)[0].flip(0)
         following = torch.where(following < end, following - origin, NEVER)
@@ -53,7 +53,7 @@ class Boundaries:
     def before(self, time: Tensor, tiles: Tiles) -> Tensor:
         """The last boundary before each time [views, H, K]; -1 before the first token."""
         token = time.clamp(max=2**30) - 1 + origins(tiles)[:, None, None]
-        found = self.last[token.clamp(0, max(len(self.last) - 1, 0)), heads_of(time)]
+        found = self.last[token.clamp(0, len(self.last) - 1), heads_of(time)]
         return torch.where(time > 0, found, -1)
 
 
@@ -78,7 +78,7 @@ class States:
         now = times(tiles)[:, None, None]
         begin, end = (F.pad(x, (0, 1), value=BEHIND) for x in begin_and_end(starts, tiles))
         waits = (ranks(begin) == starts.count[..., None]) & (now > 0)
-        token = (now + origins(tiles)[:, None, None]).clamp(max=max(len(boundaries.last) - 1, 0))
+        token = (now + origins(tiles)[:, None, None]).clamp(max=len(boundaries.last) - 1)
         token = token.expand(-1, begin.shape[1], -1)
         following = boundaries.following[token, heads_of(token)]
         following[tiles.count :] = NEVER

@@ -192,7 +192,6 @@ def test_refusals() -> None:
     good = Problem(memory="dynamic", layout=layout, k=x["k"], v=x["v"], g=x["g"])
     assert triton_decide.unable(good) is None
     refused = {
-        "soft gate": replace(good, beta=x["g"], temperature=0.1),
         "64": replace(good, rules=Rules(capacity=65)),
         "ward": replace(good, rules=Rules(merge="ward")),
         "float64": replace(good, k=x["k"].double(), v=x["v"].double()),
@@ -200,5 +199,6 @@ def test_refusals() -> None:
     for word, problem in refused.items():
         assert word in (triton_decide.unable(problem) or "")
     assert triton_decide.unable(replace(good, rules=Rules(capacity=None, merge="ward"))) is None
-    assert triton_decide.unable(replace(good, temperature=0.1)) is None
+    for beta in (None, x["g"]):
+        assert triton_decide.unable(replace(good, beta=beta, temperature=0.1)) is None
     assert dla.segment(x["k"], x["v"]) is not None
