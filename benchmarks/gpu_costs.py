@@ -10,6 +10,7 @@ and its time is the largest of what arithmetic, memory and waiting take, at a sh
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+from dla.ops.gpu.configs import TABLE
 from dla.ops.gpu.shapes import LayerShape
 from dla.ops.gpu.tiles import CHUNK
 
@@ -56,6 +57,8 @@ DYNAMIC = (
     Content("correlated", 0.1, 8, 7, matrices=3.5, rows=12.0),
     Content("slow drift", 0.1, 28, 27, matrices=3.8, rows=20.9),
 )
+SOFT = DYNAMIC[1]  # of which the soft gate's cost is said
+PASSES = 10  # over keys and values, to make the gate
 
 
 @dataclass(frozen=True)
@@ -212,6 +215,28 @@ def routing(layer: Layer, content: Content) -> Work:
                 hbm=s.length * s.heads * 4 * live / CHUNK, launches=4, programs=layer.tiles)  # fmt: skip
 
 
+def seen(layer: Layer) -> Work:
+    """What the soft gate's scores see, with all digits of float32: S^T k and S v, S being a difference of two rows."""
+    s, side = layer.shape, TABLE["seen_states"]["BO"]
+    gram = product(CHUNK, s.dk, CHUNK) * max(1, s.dv / side) + product(CHUNK, s.dv, CHUNK) * max(1, s.dk / side)
+    inside = gram + product(CHUNK, CHUNK, s.dk + s.dv)
+    past = 4 * product(CHUNK, s.dk, s.dv) + product(s.dk, CHUNK, s.dv)  # of both; the recurrence itself
+    return Work("seen", tf32=layer.tiles * 3 * (inside + past), hbm=layer.tiles * 4 * layer.matrix, launches=5,
+                l2=layer.tiles * (16 * layer.matrix + 4 * layer.token_bytes), programs=layer.tiles)  # fmt: skip
+
+
+def gate(layer: Layer, passes: int = PASSES) -> Work:
+    """Of scores the gate, in torch: passes over every head's keys and values in float32."""
+    s = layer.shape
+    return Work("gate", hbm=passes * 4 * s.length * s.heads * (s.dk + s.dv), launches=2 * passes)
+
+
+def twice(work: Work) -> Work:
+    """For both streams of the soft gate."""
+    more = {name: 2 * getattr(work, name) for name in ("half", "tf32", "single", "hbm", "l2", "launches", "steps")}
+    return replace(work, **more)
+
+
 def prefill(layer: Layer) -> Iterator[tuple[str, list[Work]]]:
     """The stages of each memory, without delta steps."""
     yield "single", [states(layer), outputs(layer, 1, 0)]
@@ -220,6 +245,9 @@ def prefill(layer: Layer) -> Iterator[tuple[str, list[Work]]]:
         deciding = [candidates(layer), carry(layer, content), settle(layer), merges(layer, content)]
         reading = [states(layer), plan(layer, content), outputs(layer, content.runs, content.tiles)]
         yield f"dynamic, {content.name}", [*deciding, *reading, routing(layer, content)]
+        if content is SOFT:
+            both = [twice(work) for work in reading]
+            yield f"dynamic, {content.name}, soft gate", [*deciding, seen(layer), gate(layer), *both]
 
 
 def decoding(shape: LayerShape) -> Iterator[tuple[str, Work]]:

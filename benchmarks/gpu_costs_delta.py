@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from benchmarks.gpu_costs import CHUNK, DYNAMIC, WAIT, Content, Layer, Work, merges, product, routing
+from benchmarks.gpu_costs import CHUNK, DYNAMIC, SOFT, WAIT, Content, Layer, Work, gate, merges, product, routing
 from dla.ops.gpu.configs import TABLE
 
 SQUARE = product(CHUNK, CHUNK, CHUNK)
@@ -16,6 +16,8 @@ def prefill(layer: Layer) -> Iterator[tuple[str, list[Work]]]:
         deciding = [candidates(layer), settle(layer), merges(layer, content)]
         reading = [chunk_matrices(layer), rows(layer, content.rows), walk(layer, content.matrices)]
         yield f"dynamic, {content.name}", [*deciding, *reading, routing(layer, content)]
+        if content is SOFT:
+            yield f"dynamic, {content.name}, soft gate", [*deciding, seen(layer), gate(layer), *reading]
 
 
 def candidates(layer: Layer) -> Work:
@@ -36,6 +38,17 @@ def settle(layer: Layer) -> Work:
     """The orbit of the carried state's end, chunk by chunk, and each chunk's boundaries."""
     return Work("settle", hbm=layer.tiles * 12 * CHUNK, launches=2, programs=layer.shape.heads, steps=layer.chunks,
                 cycles=WAIT / 3)  # fmt: skip
+
+
+def seen(layer: Layer) -> Work:
+    """What the soft gate's scores see: the current state from chunk to chunk, then values with all chunks' states."""
+    s = layer.shape
+    tiles = s.dv / TABLE["delta_seen_keys"]["BV"]
+    keys = 4 * product(CHUNK, s.dk, CHUNK) + 2 * SQUARE + 2 * product(CHUNK, s.dk, s.dv) + product(CHUNK, CHUNK, s.dv)
+    values = product(CHUNK, s.dv, CHUNK) + product(CHUNK, s.dv, s.dk) + product(CHUNK, CHUNK, s.dk)
+    return Work("seen", tf32=layer.tiles * 3 * (keys + values), hbm=layer.tiles * 8 * layer.matrix, launches=4,
+                l2=layer.tiles * (12 * layer.matrix + tiles * 6 * CHUNK * s.dk), programs=s.heads * tiles,
+                steps=layer.chunks, cycles=WAIT)  # fmt: skip
 
 
 def chunk_matrices(layer: Layer) -> Work:
@@ -98,7 +111,7 @@ def gradients(layer: Layer, n: float, tiles: float) -> list[Work]:
 
 def states_of(memory: str, layer: Layer) -> tuple[float, float]:
     """Matrices, and tiles of rows."""
-    content: Content | None = next((x for x in DYNAMIC if memory.endswith(x.name)), None)
+    content: Content | None = next((x for x in DYNAMIC if x.name in memory), None)
     if content is not None:
         return content.matrices, content.rows
     return (1 if memory == "single" else layer.levels), 0

@@ -53,14 +53,17 @@ def gradients(layer: Layer, runs: float, tiles: float, columns: float) -> list[W
 
 
 def backward(memory: str, layer: Layer) -> list[Work]:
+    soft = memory.endswith("soft gate")
+    made = [scalar.gate(layer, scalar.PASSES - 2)] if soft else []
     if layer.shape.beta:
-        return delta.gradients(layer, *delta.states_of(memory, layer))
+        return [*delta.gradients(layer, *delta.states_of(memory, layer)), *made]
     if memory == "single":
         return gradients(layer, 1, 0, 0)
     if memory == "log_linear":
         return gradients(layer, layer.levels, 0, layer.levels)
-    content = next(x for x in DYNAMIC if memory.endswith(x.name))
-    return gradients(layer, content.runs, content.tiles, layer.shape.capacity)
+    content = next(x for x in DYNAMIC if x.name in memory)
+    found = gradients(layer, content.runs, content.tiles, layer.shape.capacity)
+    return [*(scalar.twice(work) for work in found), *made] if soft else found
 
 
 def seconds(works: list[Work], gpu: Gpu) -> float:

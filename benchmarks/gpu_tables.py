@@ -13,7 +13,7 @@ from benchmarks.gpu_costs_training import prefill, unrouted
 from dla.ops.gpu.shapes import PAPER, LayerShape
 from dla.report.marked import fill, markdown
 
-DECIDES = ("candidates", "carry", "settle", "merges")
+DECIDES = ("candidates", "carry", "settle", "merges", "seen")
 
 
 def rows(shape: LayerShape) -> list[dict[str, str]]:
