@@ -48,19 +48,19 @@ class DeltaAttention(torch.autograd.Function):
 
     q, k [tokens, Hk, dk], v [tokens, H, dv], g and beta [tokens, H] float32; weight [chunks, H, states + CHUNK, CHUNK]
     by state or token and query; shares [chunks, H, K, CHUNK] by matrix at the chunk's end and token, and p [tokens, H],
-    with the soft gate; S [N, H, K, dk, dv] float32, the states before the first token.
+    with the soft gate; S [N, H, K, dk, dv] float32, the states before the first token, if there are any.
     """
 
     @staticmethod
     def forward(
         ctx: Any, q: Tensor, k: Tensor, v: Tensor, g: Tensor | None, beta: Tensor, weight: Tensor | None,
-        shares: Tensor | None, p: Tensor | None, settings: Settings, S: Tensor,
+        shares: Tensor | None, p: Tensor | None, settings: Settings, S: Tensor | None,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
         x, o = operation(q, k, v, g, beta, weight, shares, p, settings), torch.empty_like(v)
         recent = torch.empty(v.shape, dtype=torch.float32, device=v.device)
         ctx.settings = settings
         ctx.save_for_backward(q, k, v, g, beta, weight, shares, p, S)
-        after, keys, room = S.clone(), None, None
+        after, keys, room = first_of(x, S), None, None
         for piece in pieces(settings.each, length_without_gradients(x, settings.each), v.device):
             if room is None:  # the first piece is the largest
                 room = room_for(x, len(piece.chunk), kept=False)
@@ -75,7 +75,7 @@ class DeltaAttention(torch.autograd.Function):
     def backward(ctx: Any, d_o: Tensor, _: Tensor) -> Any:
         q, k, v, g, beta, weight, shares, p, S = ctx.saved_tensors
         x, d_o = operation(q, k, v, g, beta, weight, shares, p, ctx.settings), d_o.contiguous()
-        d, d_chunk = through_states(x, S, d_o, ctx.settings.each)
+        d, d_chunk = through_states(x, first_of(x, S), d_o, ctx.settings.each)
         d_weight, d_v = d["d_weight"], d["d_v"]
         assert d_weight is not None and d_v is not None
         d_q, d_k, d_beta, seen = through_chunks(x, d_o, d_chunk, d_weight, d_v)
@@ -97,6 +97,11 @@ def operation(
     s, G = settings, None if g is None else running_sums(g, settings.tiles)
     made = chunk_matrices_of(q, k, beta, s.tiles)
     return Operation(q, k, v, beta, G, s.scale, s.tiles, s.runs, made, weight, shares, s.rows, p)
+
+
+def first_of(x: Operation, S: Tensor | None) -> Tensor:
+    """The states before the first token, to be changed."""
+    return torch.zeros(x.shape, dtype=torch.float32, device=x.v.device) if S is None else S.clone()
 
 
 def length_without_gradients(x: Operation, each: tuple[int, ...]) -> int:

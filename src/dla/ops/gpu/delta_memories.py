@@ -35,10 +35,13 @@ def attend(problem: Problem, decided: Decided | None) -> tuple[Tensor, State | N
 
 
 def run(
-    problem: Problem, x: FlatOperands, tiles: Tiles, runs: Runs, S: Tensor, weight: Tensor | None = None,
+    problem: Problem, x: FlatOperands, tiles: Tiles, runs: Runs, S: Tensor | None, weight: Tensor | None = None,
     rows: Rows | None = None, shares: Tensor | None = None, p: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Outputs [B, T, H, dv] and the states after the last token; S [N, H, K, dk, dv] are those before the first."""
+    """Outputs [B, T, H, dv] and the states after the last token.
+
+    S [N, H, K, dk, dv] are those before the first; None: there is none.
+    """
     assert problem.beta is not None
     beta = problem.layout.flat(problem.beta).float().contiguous()
     lead = CHUNK - 1 if problem.memory == "log_linear" and problem.state is not None else 0  # as Tiles.of has it
@@ -50,11 +53,11 @@ def run(
 
 def linear(problem: Problem) -> tuple[Tensor, State | None]:
     x, tiles, state = FlatOperands.of(problem), Tiles.of(problem.layout, problem.device), problem.state
-    S = empty(problem, 1) if state is None else state.matrix[:, :, None].float().contiguous()
-    o, S = run(problem, x, tiles, Runs.single(tiles, state is not None), S)
+    S = None if state is None else state.matrix[:, :, None].float().contiguous()
+    o, after = run(problem, x, tiles, Runs.single(tiles, state is not None), S)
     if not problem.wants_state:
         return o, None
-    return o, LinearState(matrix=S[:, :, 0].contiguous(), length=problem.length())
+    return o, LinearState(matrix=after[:, :, 0].contiguous(), length=problem.length())
 
 
 def log_linear(problem: Problem) -> tuple[Tensor, State | None]:
@@ -68,11 +71,9 @@ def log_linear(problem: Problem) -> tuple[Tensor, State | None]:
         tiles = Tiles.of(problem.layout, device, lead=start % CHUNK)
     longest = max(problem.layout.lengths, default=0)
     levels = max(((1 << carried) - 1 + longest).bit_length(), 1)  # of the longest sequence at most
-    S = empty(problem, levels)
-    if state is not None:
-        S[:, :, :carried] = state.dense()
+    S = None if state is None else F.pad(state.dense().float(), (0, 0, 0, 0, 0, levels - carried))
     runs, slots = runs_and_slots(start, carried, levels, x.lam.shape[2], tiles)
-    o, S = run(problem, x, tiles, runs, S, Gathered.apply(x.lam, slots, tiles))
+    o, after = run(problem, x, tiles, runs, S, Gathered.apply(x.lam, slots, tiles))
     if not problem.wants_state:
         return o, None
     end = problem.length()
@@ -80,8 +81,8 @@ def log_linear(problem: Problem) -> tuple[Tensor, State | None]:
     bit = torch.arange(width, device=device)
     there = (end[:, None] >> bit) & 1
     older = there.sum(1, keepdim=True) - there.cumsum(1)  # than the block of each bit
-    place = older.clamp(0, levels - 1)[:, None].expand(*S.shape[:2], width)
-    found = torch.where((there == 1)[:, None, :, None, None], take_rows(S, place), 0)
+    place = older.clamp(0, levels - 1)[:, None].expand(*after.shape[:2], width)
+    found = torch.where((there == 1)[:, None, :, None, None], take_rows(after, place), 0)
     return o, LogLinearState(levels=found, length=end)
 
 
@@ -102,20 +103,19 @@ def dynamic(problem: Problem, decided: Decided) -> tuple[Tensor, State | None]:
         runs, rows = states.split(LEAST, False, tiles, boundaries.following)
         weight = soft_weights(p, lam, slots, lives.death, starts.count, tiles)
         shares = soft_shares(p, boundaries.following, runs, tiles)
-        return run(problem, x, tiles, runs, empty(problem, runs.states), weight, rows, shares, p)[0], None
+        return run(problem, x, tiles, runs, None, weight, rows, shares, p)[0], None
     ends = problem.wants_state and capacity is not None
     runs, rows = States.hard(starts, tiles).split(LEAST, ends, tiles)
     weight = Gathered.apply(lam, slots, tiles)
-    first = first_states(problem, lives)[:, :, : runs.states]
-    o, S = run(problem, x, tiles, runs, first, weight, rows)
+    o, after = run(problem, x, tiles, runs, first_states(lives, runs.states), weight, rows)
     if not problem.wants_state:
         return o, None
     if capacity is None:
         return o, tokens_after(problem, made)
     position, count = starts.position[tiles.count :], starts.count[tiles.count :]
     alive = torch.arange(lives.states, device=count.device) < count[..., None]
-    S = F.pad(S, (0, 0, 0, 0, 0, lives.states - S.shape[2]))
-    matrices = torch.where(alive[..., None, None], S, 0)
+    after = F.pad(after, (0, 0, 0, 0, 0, lives.states - after.shape[2]))
+    matrices = torch.where(alive[..., None, None], after, 0)
     keys = None if sums is None else sums.between(position, count, tiles)
     counts, info = made.tally(None if problem.state is None else problem.state.info, capacity)
     return o, DynamicState.of_matrices(matrices, counts, info, keys, problem.length(), capacity)
@@ -133,18 +133,14 @@ def routed(problem: Problem, x: FlatOperands, sums: KeySums, starts: Starts, til
     return made
 
 
-def first_states(problem: Problem, lives: Lives) -> Tensor:
-    """[N, H, K, dk, dv] as they are after the first token's merge, oldest first; what is behind the last is zero."""
-    S = empty(problem, lives.states)
+def first_states(lives: Lives, states: int) -> Tensor | None:
+    """[N, H, states, dk, dv] as they are after the first token's merge, oldest first; zero behind the last."""
     if lives.matrices is None or lives.initial_death is None:
-        return S
-    place = ((lives.initial_death > 0).cumsum(2) - 1).clamp(0, lives.states - 1)
+        return None
+    matrices = lives.matrices.float()
+    S = matrices.new_zeros(*matrices.shape[:2], states, *matrices.shape[3:])
+    place = ((lives.initial_death > 0).cumsum(2) - 1).clamp(0, states - 1)
     there = (lives.initial_death >= 0)[..., None, None]
-    matrices = torch.where(there, lives.matrices.float(), 0)
+    matrices = torch.where(there, matrices, 0)
     index = place[..., None, None].expand(matrices.shape)
     return S.scatter_add_(2, index, matrices)  # at most two to a place, so that their order does not matter
-
-
-def empty(problem: Problem, states: int) -> Tensor:
-    N, H, dk, dv = problem.shape
-    return torch.zeros(N, H, states, dk, dv, dtype=torch.float32, device=problem.device)
