@@ -53,6 +53,7 @@ gpu-resources: $(STAMP)
 	$(PY) benchmarks/gpu_resources.py
 	$(PY) -m benchmarks.gpu_tables
 	$(PY) benchmarks/gpu_memory.py
+	$(PY) -m benchmarks.gpu_memory_operator
 
 # The final tables of docs/study.md from new runs, in out/study/study.md: hours on two cores, goes on where it was ended.
 STUDY := recall pairs longer needle ablation backbones $(if $(DLA_DATA),text text_mamba2)

@@ -42,3 +42,27 @@ def test_what_is_counted() -> None:
         assert found[f"{memory} False"] > 10 * hidden
         assert hidden <= found[f"{memory} True"] < 3 * hidden, found
     assert found["fits"] == 7 and found["gpu"] == 22e9
+
+
+OPERATOR = """
+import json
+from dataclasses import replace
+from benchmarks.gpu_memory_operator import KINDS, dry_run, kept
+from dla.ops.gpu.shapes import PAPER
+found = []
+for shape in PAPER:
+    for memory, soft in KINDS:
+        short = replace(shape, length=4096)
+        stays, forward, backward = dry_run(short, memory, soft)
+        found.append([sum(part.bytes for part in kept(short, memory, soft)), stays, forward, backward])
+print(json.dumps(found))
+"""
+
+
+def test_the_formula_of_what_operators_keep() -> None:
+    root = Path(__file__).parents[2]
+    done = subprocess.run([sys.executable, "-c", OPERATOR], capture_output=True, text=True, cwd=root)
+    assert done.returncode == 0, done.stderr[-3000:]
+    for formula, stays, forward, backward in json.loads(done.stdout):
+        assert abs(stays - formula) < 0.02 * formula + 1e5
+        assert stays <= forward and backward > stays
