@@ -151,8 +151,7 @@ def sizes_of(x: Operation, kept: bool) -> dict[str, tuple[tuple[int, ...], torch
     """What there is of every slot."""
     half, square, keys = x.made.queries.dtype, (CHUNK, CHUNK), (CHUNK, x.k.shape[2])
     sizes: dict[str, tuple[tuple[int, ...], torch.dtype]] = {"tiles_met": ((), torch.int32), "falls": ((), torch.int32)}
-    sizes |= {"into": ((2, CHUNK), torch.int16), "A": (square, half), "folded": (keys, half)}
-    sizes |= {"kept_keys": (keys, half)}
+    sizes |= {"into": ((2, CHUNK), torch.int16), "A": (square, half), "folded": (keys, half), "kept_keys": (keys, half)}
     if kept:
         sizes |= {"along": (square, half), "d_products": (square, half)}
         sizes |= {"back": (square, half), "d_next": (keys, half), "d_folded": (keys, half)}
