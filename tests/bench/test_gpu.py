@@ -244,7 +244,7 @@ def test_with_one(cached: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         asked.append((device, dtype))
         return [Checked("decode", Case(), 1e-7, 1e-5)]
 
-    def training(sizes: Sizes, device: str, dtype: torch.dtype) -> list[Checked]:
+    def training(device: str, dtype: torch.dtype) -> list[Checked]:
         return [Checked("gradients", Case(soft=True), wrong[0], 1e-4, tensors={"o": 1e-7, "beta": wrong[0]})]
 
     def measure(shape: Any, device: str, rounds: int) -> list[Any]:
@@ -263,7 +263,7 @@ def test_with_one(cached: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(gpu, "machine", lambda: {"gpu": "a GPU"})
     monkeypatch.setattr(gpu, "outcomes", checks)
-    monkeypatch.setattr(gpu, "outcomes_of_training", training)
+    monkeypatch.setattr(gpu, "outcomes_on_a_gpu", training)
     monkeypatch.setattr(gpu_training, "measured", measure)
     monkeypatch.setattr(configs, "device_name", lambda: "a GPU")
     monkeypatch.setattr(gpu_timing, "calls", make)

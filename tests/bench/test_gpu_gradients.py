@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from dla.bench import gpu, gpu_cases, gpu_gradients
-from dla.bench.gpu_cases import Case, Sizes, cases, few_trained_cases, trained_cases
+from dla.bench.gpu_cases import Case, Sizes, cases, few_trained_cases, inputs, long_cases, trained_cases
 from dla.bench.gpu_checks import Checked, decided
-from dla.bench.gpu_gradients import seen, trained
-from dla.bench.gpu_outcomes import outcomes_of_training
+from dla.bench.gpu_gradients import decisions, seen, trained
+from dla.bench.gpu_outcomes import LONG, outcomes_of_training
 from dla.bench.gpu_text import as_text
 from dla.ops import backends
 from dla.ops.decide.decided import Decided
@@ -163,3 +163,17 @@ def test_text_has_the_worst_of_each_tensor() -> None:
     assert lines[-1] == "verdict on a GPU: KERNELS ARE WRONG (2 checks hold, 1 do not, 1 are refused)"
     counts = next(line.split() for line in lines if line.startswith("gradients "))
     assert counts == ["gradients", "float32", "2", "1", "1", "inf", "1.0e-04"]
+
+
+@pytest.mark.parametrize("case", long_cases(), ids=str)
+def test_long_cases_have_states_of_both_kinds(case: Case) -> None:
+    """Beside states of few tokens there are some that are matrices, and some become one."""
+    least = pytest.importorskip("dla.ops.gpu.delta_memories").LEAST
+    made = decisions(case, inputs(case, LONG), LONG, "cpu")[0]["segmentation"]
+    starts = made.boundary[0, :, 0].nonzero()[:, 0]
+    ends, long, short = made.death[0, starts, 0], [], []
+    for t in range(64, LONG.length, 64):
+        tokens = torch.diff(starts[(starts < t) & (ends > t)], append=torch.tensor([t]))
+        long.append(int((tokens >= least).sum()))
+        short.append(int((tokens < least).sum()))
+    assert long[0] == 0 and max(long) >= 2 and max(short) >= 4

@@ -23,7 +23,7 @@ from dla.bench import gpu_timing, gpu_training
 from dla.bench.common import Figures, say
 from dla.bench.gpu_cases import OPERATORS
 from dla.bench.gpu_checks import Checked
-from dla.bench.gpu_outcomes import ON_A_GPU, outcomes, outcomes_of_training
+from dla.bench.gpu_outcomes import ON_A_GPU, outcomes, outcomes_on_a_gpu
 from dla.bench.gpu_text import as_text, proven, verdict
 from dla.files import read_object, write_whole
 from dla.ops.gpu import configs
@@ -51,7 +51,7 @@ def run(
     for dtype in DTYPES:
         checks += outcomes(ON_A_GPU, "cuda", dtype)
         say(f"{dtype}: stages are checked, gradients are next")
-        checks += outcomes_of_training(ON_A_GPU, "cuda", dtype)
+        checks += outcomes_on_a_gpu("cuda", dtype)
     found["checks"] = [x.figures() for x in checks]
     say(verdict(found, checks))
     shapes = [replace(shape, length=length) for shape in PAPER]

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from dla.inspect.streams import correlated
 from dla.ops import dynamic_linear_attention, linear_attention, log_linear_attention
+from dla.ops.backends import Backend
 from dla.ops.problem import Layout, MemoryKind, Problem
 from dla.ops.rules import SCORES, SLOT_ORDERS, Rules, Score, SlotOrder
 from dla.ops.segmentation import Segmentation
@@ -66,6 +67,7 @@ class Sizes:
     capacity: int = 4
     prompt: int = 12  # tokens before the first one that is decoded
     twice: bool = False  # gradients are made once more, which no bit of them may tell
+    oracle: Backend = "reference"  # of gradients, in float64
 
 
 def cases() -> Iterator[Case]:
@@ -111,6 +113,11 @@ def few_trained_cases() -> list[Case]:
     found += [Case(beta=beta, routed=True, slot_order="recency") for beta in (False, True)]
     found += [Case(beta=beta, soft=True) for beta in (False, True)]
     return [*found, *(Case(beta=beta, routed=True, soft=True) for beta in (False, True))]
+
+
+def long_cases() -> list[Case]:
+    """With delta steps states of few tokens are held in another way than long ones: what goes from one to the other."""
+    return [Case(beta=True), Case(g=False, beta=True, slot_order="recency", soft=True)]
 
 
 def inputs(case: Case, sizes: Sizes, seed: int = 0) -> Inputs:

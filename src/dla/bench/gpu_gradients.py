@@ -32,7 +32,7 @@ def trained(
         again = gradients(case, given, sizes, backend=backend, **there) if sizes.twice else found
     except ValueError as error:
         return Checked("gradients", case, refused=refusal("attend", backend, error), dtype=named(dtype))
-    expected = gradients(case, exact, sizes, backend="reference", **here)
+    expected = gradients(case, exact, sizes, backend=sizes.oracle, **here)
     errors = {name: difference(found[name], x) for name, x in expected.items()}
     made = Checked.of_tensors("gradients", case, dtype, errors, WORST_GRADIENT[dtype])
     varies = [name for name, x in found.items() if not x.equal(again[name])]
