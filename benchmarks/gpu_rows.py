@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import dla
-from dla.ops.gpu.delta_states import States
+from dla.ops.gpu.delta_states import StateViews
 from dla.ops.gpu.starts import starts_of
 from dla.ops.gpu.tiles import CHUNK, Tiles
 from dla.ops.problem import Layout
@@ -53,7 +53,7 @@ def main() -> None:
         starts = starts_of(layout.flat(made.death), None, tiles, K, ends=True)
         print(f"{name}: boundary rate {float(made.boundary.float().mean()):.3f}")
         for least in LEAST:
-            runs, rows = States.hard(starts, tiles).split(least, False, tiles)
+            runs, rows = StateViews.hard(starts, tiles).split(least, False, tiles)
             dense, met = (float(x[: tiles.count].float().mean()) for x in (runs.count, rows.met))
             told = f"matrices {dense:5.1f} (at most {runs.states}), tiles {met:5.1f} (at most {rows.slots})"
             print(f"  {least:5d}  {told}, together {dense + met * a_tile / a_matrix:5.1f} matrices")

@@ -11,7 +11,7 @@ import torch
 
 from dla.bench import gpu_training
 from dla.bench.gpu_text import as_text
-from dla.bench.gpu_training import Step, compared, measured, peak_bytes, phases, shown, steps, timed
+from dla.bench.gpu_training import TimedStep, compared, measured, peak_bytes, phases, shown, steps, timed
 from dla.ops.gpu.shapes import PAPER
 
 NAMES = ["single", "log_linear", "dynamic", "dynamic, soft gate", "sdpa"]
@@ -29,7 +29,7 @@ class Clock:
     def __call__(self) -> float:
         return self.now
 
-    def step(self, *takes: float) -> Step:
+    def step(self, *takes: float) -> TimedStep:
         leaf = torch.ones(3, requires_grad=True)
 
         def spend(seconds: float) -> None:
@@ -45,7 +45,7 @@ class Clock:
             o.register_hook(backward)
             return o
 
-        return Step(lambda: spend(takes[0]), forward, [leaf])
+        return TimedStep(lambda: spend(takes[0]), forward, [leaf])
 
 
 def test_phases_are_told_apart() -> None:
@@ -67,7 +67,7 @@ def test_ratios_are_to_one_state() -> None:
     clock = Clock()
     rows = [timed("single", clock.step(0, 1e-3, 2e-3), 1, clock, lambda call: None),
             timed("dynamic", clock.step(1e-3, 3e-3, 3e-3), 1, clock, lambda call: None),
-            timed("broken", Step(lambda: 1 / 0, lambda made: torch.ones(1), []), 1, clock)]  # fmt: skip
+            timed("broken", TimedStep(lambda: 1 / 0, lambda made: torch.ones(1), []), 1, clock)]  # fmt: skip
     one, dynamic, broken = (row["to one state"] for row in compared(rows))
     assert one == pytest.approx({"forward": 1, "backward": 1, "all": 1})
     assert dynamic == pytest.approx({"forward": 3, "backward": 1.5, "all": 7 / 3})
@@ -104,7 +104,7 @@ def test_the_soft_gate_is_timed() -> None:
 def test_shown() -> None:
     clock = Clock()
     rows = [timed("single", clock.step(0, 1e-3, 2e-3), 1, clock, lambda call: 3 * 10**6),
-            timed("broken", Step(lambda: 1 / 0, lambda made: torch.ones(1), []), 1, clock)]  # fmt: skip
+            timed("broken", TimedStep(lambda: 1 / 0, lambda made: torch.ones(1), []), 1, clock)]  # fmt: skip
     training = [{"shape": "a layer", **row} for row in compared(rows)]
     one, broken = shown(training)
     assert list(one) == list(broken) and one["peak MB"] == 3 and one["all x"] == 1 and broken["all ms"] is None

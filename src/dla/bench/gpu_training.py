@@ -32,7 +32,7 @@ WAYS: dict[str, tuple[str, float | None]] = {  # the memory, and the temperature
 
 
 @dataclass(frozen=True)
-class Step:
+class TimedStep:
     """Of training one layer."""
 
     decide: Callable[[], Any]
@@ -40,32 +40,32 @@ class Step:
     leaves: list[Tensor]  # what there are gradients of
 
 
-def steps(shape: LayerShape, device: str) -> dict[str, Step]:
+def steps(shape: LayerShape, device: str) -> dict[str, TimedStep]:
     """What is timed at a shape, by name."""
     x = operands(shape, device)
     made = {name: step(memory, temperature, x, shape.capacity) for name, (memory, temperature) in WAYS.items()}
     attention = softmax(x)
     leaves = [each.detach().requires_grad_() for each in attention.args]
-    made["sdpa"] = Step(nothing, lambda _: attention.func(*leaves, **attention.keywords), leaves)
+    made["sdpa"] = TimedStep(nothing, lambda _: attention.func(*leaves, **attention.keywords), leaves)
     return made
 
 
-def step(memory: str, temperature: float | None, x: Mapping[str, Tensor], capacity: int) -> Step:
+def step(memory: str, temperature: float | None, x: Mapping[str, Tensor], capacity: int) -> TimedStep:
     """Of a layer with this memory."""
     leaves = {name: each.detach().requires_grad_() for name, each in x.items() if memory != "single" or name != "lam"}
     run = partial(OPERATORS[memory], **leaves)
     if memory != "dynamic":
-        return Step(nothing, lambda _: run()[0], list(leaves.values()))
+        return TimedStep(nothing, lambda _: run()[0], list(leaves.values()))
     decide = partial(segment, **deciding(x), capacity=capacity)
     forward = partial(run, capacity=capacity, temperature=temperature)
-    return Step(decide, lambda made: forward(segmentation=made)[0], list(leaves.values()))
+    return TimedStep(decide, lambda made: forward(segmentation=made)[0], list(leaves.values()))
 
 
 def nothing() -> None:
     """The decisions of a memory that makes none."""
 
 
-def phases(step: Step, along: Tensor, clock: Clock) -> tuple[float, ...]:
+def phases(step: TimedStep, along: Tensor, clock: Clock) -> tuple[float, ...]:
     """Seconds of each phase of one step; ``along``: the gradient of the outputs."""
     times = [clock()]
     made = step.decide()
@@ -90,7 +90,11 @@ def peak_bytes(call: Callable[[], object]) -> int | None:
 
 
 def timed(
-    name: str, step: Step, rounds: int, clock: Clock = now, peak: Callable[[Callable[[], object]], Any] = peak_bytes
+    name: str,
+    step: TimedStep,
+    rounds: int,
+    clock: Clock = now,
+    peak: Callable[[Callable[[], object]], Any] = peak_bytes,
 ) -> Figures:
     """The medians of each phase and of all in milliseconds, the peak of memory, who ran what; or why not."""
     try:

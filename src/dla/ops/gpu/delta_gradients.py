@@ -15,7 +15,7 @@ from torch import Tensor
 
 from dla.ops.gpu.delta_back import walk_back
 from dla.ops.gpu.delta_chunks import chunk_matrices_of, factor_dtype
-from dla.ops.gpu.delta_operation import Operation, Rows
+from dla.ops.gpu.delta_operation import Operation, RowTables
 from dla.ops.gpu.delta_own import through_chunks
 from dla.ops.gpu.delta_pieces import Piece, pieces
 from dla.ops.gpu.delta_plan import Runs
@@ -39,7 +39,7 @@ class Settings:
     scale: float
     tiles: Tiles
     runs: Runs
-    rows: Rows | None
+    rows: RowTables | None
     each: tuple[int, ...]  # chunks of each sequence
 
 

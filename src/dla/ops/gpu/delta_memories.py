@@ -10,9 +10,9 @@ from dla.ops.decide.decided import Decided
 from dla.ops.gpu.delta_gate import soft_shares, soft_weights
 from dla.ops.gpu.delta_gradients import DeltaAttention, Settings
 from dla.ops.gpu.delta_levels import runs_and_slots
-from dla.ops.gpu.delta_operation import Rows
+from dla.ops.gpu.delta_operation import RowTables
 from dla.ops.gpu.delta_plan import Runs
-from dla.ops.gpu.delta_states import Boundaries, States
+from dla.ops.gpu.delta_states import Boundaries, StateViews
 from dla.ops.gpu.delta_weights import Gathered, slots_of
 from dla.ops.gpu.key_sums import KeySums, key_sums_of
 from dla.ops.gpu.reading import FlatOperands, Lives
@@ -36,7 +36,7 @@ def attend(problem: Problem, decided: Decided | None) -> tuple[Tensor, State | N
 
 def run(
     problem: Problem, x: FlatOperands, tiles: Tiles, runs: Runs, S: Tensor | None, weight: Tensor | None = None,
-    rows: Rows | None = None, shares: Tensor | None = None, p: Tensor | None = None,
+    rows: RowTables | None = None, shares: Tensor | None = None, p: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Outputs [B, T, H, dv] and the states after the last token.
 
@@ -99,13 +99,13 @@ def dynamic(problem: Problem, decided: Decided) -> tuple[Tensor, State | None]:
     if problem.soft:
         p = soft_gate(problem, decided).float()
         boundaries = Boundaries.of(lives.death >= 0, problem.layout)
-        states = States.soft(starts, boundaries, tiles)
+        states = StateViews.soft(starts, boundaries, tiles)
         runs, rows = states.split(LEAST, False, tiles, boundaries.following)
         weight = soft_weights(p, lam, slots, lives.death, starts.count, tiles)
         shares = soft_shares(p, boundaries.following, runs, tiles)
         return run(problem, x, tiles, runs, None, weight, rows, shares, p)[0], None
     ends = problem.wants_state and capacity is not None
-    runs, rows = States.hard(starts, tiles).split(LEAST, ends, tiles)
+    runs, rows = StateViews.hard(starts, tiles).split(LEAST, ends, tiles)
     weight = Gathered.apply(lam, slots, tiles)
     o, after = run(problem, x, tiles, runs, first_states(lives, runs.states), weight, rows)
     if not problem.wants_state:

@@ -16,7 +16,7 @@ from dla.ops.gpu.tiles import CHUNK, Tiles
 
 
 @dataclass(frozen=True)
-class Rows:
+class RowTables:
     """States of few tokens, whose tokens are rows (delta_rows.py); int32, times are of the sequences."""
 
     begin: Tensor  # [views, H, K] of all states, but BEHIND of those that are matrices
@@ -51,7 +51,7 @@ class Operation:
     made: ChunkMatrices
     weight: Tensor | None  # [chunks, H, states + CHUNK, CHUNK]; None: all are one
     shares: Tensor | None = None  # [chunks, H, K, CHUNK]; None: by ``runs``
-    rows: Rows | None = None  # if states of few tokens are rows
+    rows: RowTables | None = None  # if states of few tokens are rows
     p: Tensor | None = None  # [tokens, H] float32, with the soft gate
 
     @property

@@ -44,7 +44,7 @@ def row_lives(low, high, until, sequence, chunks, K, steps, H: tl.constexpr, KP:
 
 
 def lives_of(low: Tensor, high: Tensor, tiles: Tiles) -> Tensor:
-    """``until`` [chunks, H] of Rows."""
+    """``until`` [chunks, H] of RowTables."""
     (_, H, K), c = low.shape, config("row_lives")
     until = torch.empty(tiles.count, H, dtype=torch.int32, device=low.device)
     arguments: dict[str, Any] = {"low": low, "high": high, "until": until, "sequence": tiles.sequence}

@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dla.ops.gpu.delta_operation import Rows
+from dla.ops.gpu.delta_operation import RowTables
 from dla.ops.gpu.delta_plan import BEHIND, Runs, next_of, ranks, times
 from dla.ops.gpu.delta_row_plan import lives_of
 from dla.ops.gpu.starts import Starts
@@ -58,7 +58,7 @@ class Boundaries:
 
 
 @dataclass(frozen=True)
-class States:
+class StateViews:
     """All states of each view, oldest first: [views, H, K] int32, in the sequences' own times."""
 
     begin: Tensor  # of their addresses; BEHIND where there is no state
@@ -68,12 +68,12 @@ class States:
     high: Tensor  # behind the last token that has no part in a newer one
 
     @classmethod
-    def hard(cls, starts: Starts, tiles: Tiles) -> "States":
+    def hard(cls, starts: Starts, tiles: Tiles) -> "StateViews":
         begin, end = begin_and_end(starts, tiles)
         return cls(begin, end, torch.where(begin < 0, BEHIND, end - begin), begin.clamp_min(0), end)
 
     @classmethod
-    def soft(cls, starts: Starts, boundaries: Boundaries, tiles: Tiles) -> "States":
+    def soft(cls, starts: Starts, boundaries: Boundaries, tiles: Tiles) -> "StateViews":
         """With the state that waits, and without any from before."""
         now = times(tiles)[:, None, None]
         begin, end = (F.pad(x, (0, 1), value=BEHIND) for x in begin_and_end(starts, tiles))
@@ -89,7 +89,7 @@ class States:
         high = torch.where(waits, now, boundaries.before(end, tiles) + 1)
         return cls(begin, end, torch.where(there, stop - first, 0), begin + (begin > 0), high)
 
-    def split(self, least: int, ends: bool, tiles: Tiles, following: Tensor | None = None) -> tuple[Runs, Rows]:
+    def split(self, least: int, ends: bool, tiles: Tiles, following: Tensor | None = None) -> tuple[Runs, RowTables]:
         """Those of ``least`` tokens or more are matrices; ``ends``: all are, behind the last token.
 
         How many there are at most is asked of the device, which is waited for.
@@ -112,7 +112,7 @@ class States:
         low, high = low.int().contiguous(), high.int().contiguous()
         short = torch.where(long, BEHIND, self.begin).contiguous()
         until = lives_of(low, high, tiles)
-        return runs, Rows(short, self.end.contiguous(), low, high, met, until, following, slots)
+        return runs, RowTables(short, self.end.contiguous(), low, high, met, until, following, slots)
 
 
 def begin_and_end(starts: Starts, tiles: Tiles) -> tuple[Tensor, Tensor]:
