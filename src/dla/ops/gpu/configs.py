@@ -28,6 +28,8 @@ TABLE: dict[str, Config] = {
     "merges": {"warps": 1, "stages": 1},
     "seen_states": {"warps": 8, "stages": 1, "BD": 32, "BI": 16, "BO": 32},
     "seen_norms": {"warps": 2, "stages": 1},
+    "gate_alignment": {"warps": 4, "stages": 1, "BT": 16},
+    "gate_alignment_back": {"warps": 8, "stages": 1, "BT": 16},
     "running_decays": {"warps": 4, "stages": 1, "BH": 8},
     "prefix_states": {"warps": 4, "stages": 2, "BK": 64, "BV": 64},
     "latest_deaths": {"warps": 4, "stages": 1, "BH": 8},

@@ -14,6 +14,7 @@ from dla.ops.gpu.delta_operation import RowTables
 from dla.ops.gpu.delta_plan import Runs
 from dla.ops.gpu.delta_states import Boundaries, StateViews
 from dla.ops.gpu.delta_weights import Gathered, slots_of
+from dla.ops.gpu.gate_alignment import aligned
 from dla.ops.gpu.key_sums import KeySums, key_sums_of
 from dla.ops.gpu.reading import FlatOperands, Lives
 from dla.ops.gpu.routed import RoutedWeights
@@ -97,7 +98,7 @@ def dynamic(problem: Problem, decided: Decided) -> tuple[Tensor, State | None]:
         lam, recency = routed(problem, x, sums, starts, tiles), False
     slots = slots_of(starts, tiles, lam.shape[2], recency)
     if problem.soft:
-        p = soft_gate(problem, decided).float()
+        p = soft_gate(problem, decided, aligned).float()
         boundaries = Boundaries.of(lives.death >= 0, problem.layout)
         states = StateViews.soft(starts, boundaries, tiles)
         runs, rows = states.split(LEAST, False, tiles, boundaries.following)

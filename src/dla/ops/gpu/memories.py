@@ -6,6 +6,7 @@ from torch import Tensor
 from dla.ops.chunked.gate import soft_gate
 from dla.ops.chunked.tokens import tokens_after
 from dla.ops.decide.decided import Decided
+from dla.ops.gpu.gate_alignment import aligned
 from dla.ops.gpu.gradients import with_gradients
 from dla.ops.gpu.levels import last_blocks
 from dla.ops.gpu.reading import Lives, of_levels, of_single, of_states, of_streams
@@ -19,7 +20,7 @@ from dla.ops.state.base import take_rows
 def attend(problem: Problem, decided: Decided | None) -> tuple[Tensor, State | None]:
     """Outputs, which autograd can follow if a gradient is needed, and the state after the call, which it cannot."""
     lives, streams = (None, None) if decided is None else lives_of(problem, decided)
-    gate = soft_gate(problem, decided) if problem.soft and decided is not None else None
+    gate = soft_gate(problem, decided, aligned) if problem.soft and decided is not None else None
     with torch.no_grad():
         if decided is None or lives is None:
             o, state = linear(problem) if problem.memory == "single" else log_linear(problem)

@@ -10,8 +10,10 @@ import torch
 from torch import Tensor
 
 import dla
+from dla.ops.chunked import gate
 from dla.ops.decide import scan
-from dla.ops.gpu import decide
+from dla.ops.decide.decided import Seen
+from dla.ops.gpu import decide, gate_alignment
 from dla.ops.gpu.streams import Streams, living
 from dla.ops.problem import Layout, Problem
 from dla.ops.rules import Rules
@@ -175,6 +177,36 @@ def test_seen_keeps_its_digits_behind_strong_decays_and_large_tokens() -> None:
     size = expected.norm[live, 0]
     assert ((found.norm[live, 0] - size).abs() / size).max() < 1e-3
     assert ((found.state_k[live, 0] - expected.state_k[live, 0]).norm(dim=1) / size).max() < 1e-3
+
+
+# --- how tokens lie to it --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("sizes", [(37, 6, 2, 24, 40), (5, 1, 1, 64, 16)], ids=str)
+def test_alignment(sizes: tuple[int, ...], dtype: torch.dtype) -> None:
+    """Its three numbers and the gradients of both inputs, with tokens that are nothing, tiny and huge."""
+    tokens, H, Hk, dk, dv = sizes
+    normal = torch.Generator().manual_seed(0)
+
+    def noise(*size: int) -> torch.Tensor:
+        return torch.randn(size, generator=normal, dtype=torch.float64)
+
+    k, v = noise(tokens, Hk, dk).to(dtype), noise(tokens, 2 * H, dv)[:, :H].to(dtype)  # tokens lie apart
+    k[1], v[2], k[3], v[3] = 0, 0, k[3] * 1e-25, v[3] * 1e25
+    seen = Seen(noise(tokens, H, dv).float(), noise(tokens, H, dk).float(), noise(tokens, H).float())
+    along = [noise(tokens, H) for _ in range(3)]
+    found = []
+    for measure, of in ((gate.aligned, torch.float64), (gate_alignment.aligned, dtype)):
+        leaves = [x.detach().to(of).requires_grad_() for x in (k, v)]
+        seen_ = Seen(*(x.to(torch.promote_types(of, torch.float32)) for x in (seen.state_k, seen.state_v, seen.norm)))
+        made = measure(*leaves, seen_)
+        d = torch.autograd.grad(made, leaves, [a.to(m.dtype) for a, m in zip(along, made, strict=True)])
+        found.append([*made, *d])
+    for exact, ours in zip(*found, strict=True):
+        size = exact.detach().abs().flatten(1).amax(1).clamp_min(1e-30)  # of each token by itself
+        error = (ours.double() - exact).abs().flatten(1).amax(1) / size
+        assert error.max() < (1e-5 if dtype == torch.float32 or ours.dtype == torch.float32 else 1e-2)
 
 
 # --- streams ---------------------------------------------------------------------------------------------------------
