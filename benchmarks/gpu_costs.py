@@ -58,7 +58,7 @@ DYNAMIC = (
     Content("slow drift", 0.1, 28, 27, matrices=3.8, rows=20.9),
 )
 SOFT = DYNAMIC[1]  # of which the soft gate's cost is said
-PASSES = 10  # over keys and values, to make the gate
+SMALL = 25  # passes of torch over a number of every token and head, to make the gate of products and norms
 
 
 @dataclass(frozen=True)
@@ -225,10 +225,11 @@ def seen(layer: Layer) -> Work:
                 l2=layer.tiles * (16 * layer.matrix + 4 * layer.token_bytes), programs=layer.tiles)  # fmt: skip
 
 
-def gate(layer: Layer, passes: int = PASSES) -> Work:
-    """Of scores the gate, in torch: passes over every head's keys and values in float32."""
-    s = layer.shape
-    return Work("gate", hbm=passes * 4 * s.length * s.heads * (s.dk + s.dv), launches=2 * passes)
+def gate(layer: Layer, back: bool = False) -> Work:
+    """Of what was seen the gate, or back: one pass over it, keys and values, and torch's over numbers of tokens."""
+    s, heads = layer.shape, layer.shape.length * layer.shape.heads
+    each = 4 * (s.dk + s.dv) + 4 * s.dv if back else 4 * s.dk + 2 * s.dv
+    return Work("gate", hbm=heads * (each + 4 * SMALL), launches=SMALL)
 
 
 def twice(work: Work) -> Work:

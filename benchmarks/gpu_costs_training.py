@@ -54,7 +54,7 @@ def gradients(layer: Layer, runs: float, tiles: float, columns: float) -> list[W
 
 def backward(memory: str, layer: Layer) -> list[Work]:
     soft = memory.endswith("soft gate")
-    made = [scalar.gate(layer, scalar.PASSES - 2)] if soft else []
+    made = [scalar.gate(layer, back=True)] if soft else []
     if layer.shape.beta:
         return [*delta.gradients(layer, *delta.states_of(memory, layer)), *made]
     if memory == "single":

@@ -47,8 +47,8 @@ def kept(shape: LayerShape, memory: MemoryKind, soft: bool) -> Iterator[Part]:
         yield Part("scores (4), boundaries (1) and deaths (4): 9 N", 9 * N)
     if soft:
         width = shape.dk + shape.dv
-        yield Part("what scores saw, S^T k and S v, unit keys and values: 12 N (dk + dv)", 12 * N * width)
-        yield Part("numbers on the way from scores to the gate: 72 N", 72 * N)
+        yield Part("what scores saw, S^T k and S v: 4 N (dk + dv)", 4 * N * width)
+        yield Part("numbers on the way from scores to the gate: 48 N", 48 * N)
     if not shape.beta or memory == "single":
         return
     if memory == "log_linear":
