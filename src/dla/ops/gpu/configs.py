@@ -29,7 +29,7 @@ TABLE: dict[str, Config] = {
     "seen_states": {"warps": 8, "stages": 1, "BD": 32, "BI": 16, "BO": 32},
     "seen_norms": {"warps": 2, "stages": 1},
     "gate_alignment": {"warps": 4, "stages": 1, "BT": 16},
-    "gate_alignment_back": {"warps": 8, "stages": 1, "BT": 16},
+    "gate_alignment_back": {"warps": 8, "stages": 1, "BT": 8},
     "running_decays": {"warps": 4, "stages": 1, "BH": 8},
     "prefix_states": {"warps": 4, "stages": 2, "BK": 64, "BV": 64},
     "latest_deaths": {"warps": 4, "stages": 1, "BH": 8},
@@ -167,11 +167,11 @@ TRIED: dict[str, tuple[Config, ...]] = {
     "prefix_states": ({"BK": 32}, {"stages": 3}),
     "outputs_single": ({"warps": 4, "registers": None}, {"stages": 3}),
     "outputs_log_linear": ({"warps": 4, "registers": None}, {"stages": 1}),
-    "outputs_dynamic": ({"warps": 4, "registers": None}, {"registers": None}, {"BV": 32}),
+    "outputs_dynamic": ({"warps": 4, "registers": None}, {"registers": None}, {"BV": 32, "registers": None}),
     "routes": ({"warps": 4}, {"BS": 16}),
     "step_one": ({"BV": 8}, {"BV": 32}),  # more programs, or longer rows
     "step_levels": ({"BV": 8}, {"BV": 32}),
-    "step_decisions": ({"warps": 4}, {"BV": 8}),  # one program a head: its latency counts
+    "step_decisions": ({"BV": 8},),  # one program a head: its latency counts
     "step_states": ({"BV": 8}, {"BV": 32}, {"stages": 2}),
 }
 
