@@ -15,6 +15,7 @@ FOLDER = Path(__file__).with_name("interpreted")
 
 FILES = sorted(path.name for path in FOLDER.glob("test_*.py"))
 QUICK = [name for name in FILES if name != "test_training.py"]  # which has nothing quick
+SLOW = [name for name in FILES if name != "test_operators.py"]  # which has nothing slow
 
 
 def run(name: str, *marks: str) -> None:
@@ -32,6 +33,6 @@ def test_interpreted(name: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("name", SLOW)
 def test_interpreted_at_length(name: str) -> None:
     run(name, "-m", "slow")

@@ -152,7 +152,8 @@ def test_decays(operator: str, decay: float | None) -> None:
     x = inputs(80, "plain" if decay is None else "decay", H=1, dk=16, dv=16)
     if decay is not None:
         x["g"][:, ::17] = decay
-    compare(operator, x, **some(operator))
+    digits = 2 * EXACT if decay == -math.inf else EXACT  # running sums of what stands for it have fewer
+    compare(operator, x, digits, **some(operator))
 
 
 @pytest.mark.slow
