@@ -18,6 +18,7 @@ import triton.language as tl
 from dla.ops.gpu.delta_operation import Operation
 from dla.ops.gpu.delta_pieces import Piece
 from dla.ops.gpu.delta_row_plan import keys_at, lists_at, members, parts_of, rows_at, square_at, weights_at
+from dla.ops.gpu.delta_rows import read_keys
 from dla.ops.gpu.delta_walk import decays, share_in
 from dla.ops.gpu.language import matrix, product, rounded, rows, tokens_of
 
@@ -57,12 +58,7 @@ def delta_met(
         M, W = parts_of(begin, end, early, late, p, share), weights_at(weight, view, states, C, KP)
         w = product(tl.trans(W), M, PRECISION)
         tl.store(d_products + square_at(slot, C), rounded(tl.where(w == 0, 0.0, d_A * w), FACTOR))
-        read = tl.zeros([C, C], tl.float32)
-        for d in range(0, DK, BK):
-            column = d + tl.arange(0, BK)
-            k_ = tl.load(kept_keys + keys_at(slot, at, column, DK, C), mask=(column < DK)[None, :], other=0.0)
-            q_ = rows(queries + h * DK, H * DK, token, inside, column, DK, C)
-            read += product(q_, tl.trans(k_), PRECISION)
+        read = read_keys(queries + h * DK, kept_keys, slot, token, inside, H, DK, C, BK, PRECISION)
         d_w = read * d_A
         d_W = product(M, tl.trans(d_w), PRECISION)
         if p is not None:

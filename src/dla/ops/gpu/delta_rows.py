@@ -112,6 +112,21 @@ def delta_rows(
             tl.store(carry + keys_at(slot, row, column, DK, C), key, mask=wide)
 
 
+@triton.jit
+def read_keys(
+    queries, kept_keys, slot, token, inside,
+    H: tl.constexpr, DK: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Q'_t . k'_r [t, r] of a chunk's queries and a slot's keys."""
+    read = tl.zeros([C, C], tl.float32)
+    for d in range(0, DK, BK):
+        column = d + tl.arange(0, BK)
+        place = keys_at(slot, tl.arange(0, C), column, DK, C)
+        k_ = tl.load(kept_keys + place, mask=(column < DK)[None, :], other=0.0)
+        read += product(rows(queries, H * DK, token, inside, column, DK, C), tl.trans(k_), PRECISION)
+    return read
+
+
 @triton.jit(do_not_specialize=["states", "slots"])
 def row_products(
     queries, weight, G, p, following, tiles_met, kept_keys, A, row_begin, row_end, met, chunk, keep,
@@ -123,18 +138,13 @@ def row_products(
     c, each, h = tl.load(chunk + tl.program_id(0)), tl.program_id(1), tl.program_id(2)
     if each < tl.load(met + c * H + h):
         token, inside = tokens_of(first, stop, c, C)
-        slot, at = (tl.load(keep + c) * H + h).to(tl.int64) * slots + each, tl.arange(0, C)
+        slot = (tl.load(keep + c) * H + h).to(tl.int64) * slots + each
         if G is not None:
             G += h
         if p is not None:
             p += h
             following += h
-        read = tl.zeros([C, C], tl.float32)
-        for d in range(0, DK, BK):
-            column = d + tl.arange(0, BK)
-            k_ = tl.load(kept_keys + keys_at(slot, at, column, DK, C), mask=(column < DK)[None, :], other=0.0)
-            q_ = rows(queries + h * DK, H * DK, token, inside, column, DK, C)
-            read += product(q_, tl.trans(k_), PRECISION)
+        read = read_keys(queries + h * DK, kept_keys, slot, token, inside, H, DK, C, BK, PRECISION)
         begin, end = lists_at(row_begin, row_end, c * H + h, states, KP)
         early, late, share = rows_at(p, following, tiles_met + slot, first, stop, offset, sequence, c, H, C)
         M = parts_of(begin, end, early, late, p, share)
